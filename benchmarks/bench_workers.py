@@ -1,6 +1,6 @@
 """Workers of every kind: threads and processes of fastloop, and torch's processes.
 
-    python benchmarks/bench_workers.py [--rows a,b,c,d,e,f,g,h] [--quick] [--json FILE]
+    python benchmarks/bench_workers.py [--rows a,b,c,d,e,f,g,h,i] [--quick] [--json FILE]
 
 a and b need torchvision, as bench_preprocess.py does:
 pip install --no-deps -r requirements-bench.txt
@@ -37,6 +37,11 @@ g    20 epochs without persistent workers, on the array path: 2 threads crop, re
      images for each batch, and the device needs 30 ms for it.
 h    the images of a with 2 persistent workers and torch's with the same ImageFolder: from iter() to
      the first batch of a later epoch, as a share of the epoch's time for each batch.
+i    a program's first batch of the images of a, 2 workers; torch's with torchvision's ImageFolder.
+     Fresh processes, which have imported torch, NumPy, Pillow, simplejpeg, and torchvision for
+     torch. First the time before next(): `import fastloop`, opening the folder, making the loader,
+     iter(). Of processes torch's time for the same steps is not fastloop's own. Then the wait for
+     the batch, as a share of half the time in which one thread makes it when everything is warm.
 
 One table row each on stdout; one JSON line each in FILE, or on stdout after the table.
 """
@@ -45,6 +50,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,6 +81,7 @@ from _harness import (
     tree_pss_mb,
 )
 from _work import LOADERS
+from _work_first import STEPS, WORKERS
 from _work_workers import (
     TORCH_VARIANTS,
     Folder,
@@ -107,6 +117,7 @@ OF_THE_MEMORY = 0.5
 STREAM_TIMES_TORCH = 1.6
 OF_THE_EPOCHS = 0.98
 OF_A_BATCH = 1.1
+OWN_START_US, OF_THE_WORK = 25_000, 1.2
 PR_SET_TIMERSLACK = 29
 
 
@@ -155,12 +166,16 @@ def times_torch(results: Mapping[str, Result], wanted: float) -> Goal:
 # ---- a, b
 
 
-def row_images(bench: Bench, key: str, codec: str) -> None:
+def images_of(bench: Bench) -> Path:
     root = bench.folder / "images"
     if not root.exists():
         root.mkdir()
         write_images(root, Folder.BATCH * max(20 // bench.shrink, 3))
-    folder = Folder(root, codec)
+    return root
+
+
+def row_images(bench: Bench, key: str, codec: str) -> None:
+    folder = Folder(images_of(bench), codec)
     folder.assert_same_images(*OURS.values())
     loaders = {who: folder.our_loaders(variants) for who, variants in OURS.items()}
     loaders["torch"] = folder.their_loaders("Pillow")
@@ -396,11 +411,10 @@ def report_epochs(
 
 
 def row_h(bench: Bench) -> None:
-    root = bench.folder / "images"
-    if not root.exists():
-        root.mkdir()
-        write_images(root, Folder.BATCH * max(20 // bench.shrink, 3))
-    dataset, whose = Folder(root, "simplejpeg").transformed(), dict.fromkeys(OURS, "fastloop")
+    dataset, whose = (
+        Folder(images_of(bench), "simplejpeg").transformed(),
+        dict.fromkeys(OURS, "fastloop"),
+    )
     variants = {"threads": threads(2), "processes": processes(2), "torch": {"": {"num_workers": 2}}}
     loaders = {
         who: make_loader(whose.get(who, who), dataset, Folder.BATCH, of)
@@ -428,6 +442,42 @@ def time_rest(batches: Iterator[Any]) -> float:
     return perf_counter() - begin
 
 
+# ---- i
+
+
+def row_i(bench: Bench) -> None:
+    root = images_of(bench)
+    taken: dict[str, list[dict[str, float]]] = {who: [] for who in (*OURS, "torch")}
+    # Python keeps the byte code of modules, and fastloop its verdicts, as on users' machines.
+    own = {"PYTHONDONTWRITEBYTECODE": "", "XDG_CACHE_HOME": str(bench.folder)}
+    program = Path(__file__).with_name("_work_first.py")
+    for turn in range(2 * bench.rounds):
+        for who, each in taken.items():
+            command = [sys.executable, program, who, root]
+            done = subprocess.run(
+                command, env=os.environ | own, check=True, stdout=subprocess.PIPE
+            ).stdout
+            each += [json.loads(done)] if turn > 0 else []
+    starts = {
+        who: Times(tuple(1e3 * sum(one[step] for step in STEPS) for one in each))
+        for who, each in taken.items()
+    }
+    added = {who: starts[who].median for who in OURS}
+    added["processes"] -= starts["torch"].median
+    goals = [Goal(f"of {who}", us, OWN_START_US, False, "µs") for who, us in added.items()]
+    measured: dict[str, Any] = {
+        who: {step: Times(tuple(one[step] for one in each)).as_dict() for step in each[0]}
+        for who, each in taken.items()
+    }
+    bench.report.row("i", "a program's steps before its first batch", goals, starts, ms=measured)
+    shares = {
+        who: Times(tuple(WORKERS * one["first"] / one["work"] for one in each), "%")
+        for who, each in taken.items()
+    }
+    goals = [Goal(who, shares[who].median, OF_THE_WORK, False, "%") for who in OURS]
+    bench.report.row("i-first", "  the wait for the batch, of its work / 2 (i)", goals, shares)
+
+
 ROWS: dict[str, Callable[[Bench], None]] = {
     "a": row_a,
     "b": row_b,
@@ -437,6 +487,7 @@ ROWS: dict[str, Callable[[Bench], None]] = {
     "f": row_f,
     "g": row_g,
     "h": row_h,
+    "i": row_i,
 }
 
 
