@@ -1,7 +1,8 @@
 """Samples of timm's ``ImageDataset`` over a folder, with timm's bits and random numbers.
 
-The loop's thread draws for one sample after the other, and threads decode the parts of files that
-plans read. docs/internals/zero-change.md tells the rules.
+Transforms of evaluation are chains of torchvision's operations. In training the loop's thread draws
+for one sample after the other, and threads decode the parts of files that plans read.
+docs/internals/zero-change.md tells the rules.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fastloop.compat.verification import verification_of
 from fastloop.data.columns import Columns, NotCoveredError, Request, below_subsets
 
 _CHECKED = 3  # samples of a process
+_NO_END = "the transform does not end as those of create_transform() do"
 _GROUP = 8  # the random numbers of 8 samples are drawn, then these samples are made
 
 
@@ -100,8 +102,52 @@ class FastCollate:
         return tuple(core(batch)) if are_plain else self(batch)
 
 
-class TimmSamples(FolderSamples):
-    """Samples of an ImageDataset of timm, or of Subsets of one."""
+class TimmFolder(FolderSamples):
+    """Samples of an ImageDataset of timm, or of Subsets of one, whose transform has torchvision's
+    operations on images of PIL, and timm's conversion to tensors."""
+
+    _is_stand_in = _borrows_slots = True
+    _whose = "timm's"
+
+    def _open(self) -> None:
+        names = [type(op).__name__ for op in chains.parts_of(self._transform) or ()]
+        names = names[: -1 if names[-1:] == ["Normalize"] else None]
+        refuse_if(names[-1:] not in (["MaybePILToTensor"], ["MaybeToTensor"]), _NO_END)
+        super()._open()
+
+    def _find_obstacle(self) -> str:
+        inner, timm = self._inner, sys.modules["timm.data.readers.reader_image_folder"]
+        if type(inner.reader) is not timm.ReaderImageFolder:
+            return f"the reader is a {type(inner.reader).__name__}"
+        is_odd = inner.load_bytes or inner.additional_features or inner._max_retries < 1
+        if is_odd or inner.input_img_mode != "RGB":
+            return "the dataset hands out more than images of RGB"
+        return chains.find_obstacle("timm", "called.arrays")
+
+    def _entry(self, row: Any) -> tuple[str, Any]:
+        entry: tuple[str, Any] = self._inner.reader.samples[row]
+        return entry
+
+    def _collate_of(self, collate_fn: Any) -> Any:
+        """Return the function in place of a loader's collate function."""
+        is_theirs = collate_fn is getattr(sys.modules["timm.data.loader"], "fast_collate", None)
+        is_known = is_theirs and not originals.find_unknown("fast_collate")
+        return FastCollate() if is_known else collate_fn
+
+    def _make(self, read: Any, row: Any, slot: Any) -> Any:
+        has_label = read is not None and read[1] is not None  # else timm's is -1
+        return super()._make(read if has_label else None, row, slot)
+
+    def _transformed(self, image: Any, target: Any, row: Any, slot: Any) -> Any:
+        made, target = super()._transformed(image, target, row, slot)
+        if slot is None and made.dtype is torch.uint8:  # the program may see the strides
+            made = made.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        return made, target
+
+
+class TimmSamples(TimmFolder):
+    """Samples whose transform draws from three generators, as ``create_transform`` makes it for
+    training."""
 
     _is_stand_in = _borrows_slots = _draws_first = True
 
@@ -124,25 +170,6 @@ class TimmSamples(FolderSamples):
         verification = verification_of(what, what, "timm's", _CHECKED, not verdict.about)
         vars(self).update(_plan=plan, _timm=draws, _verification=verification)
         vars(self).update(_has_same=draws.has_same)
-
-    def _find_obstacle(self) -> str:
-        inner, timm = self._inner, sys.modules["timm.data.readers.reader_image_folder"]
-        if type(inner.reader) is not timm.ReaderImageFolder:
-            return f"the reader is a {type(inner.reader).__name__}"
-        is_odd = inner.load_bytes or inner.additional_features or inner._max_retries < 1
-        if is_odd or inner.input_img_mode != "RGB":
-            return "the dataset hands out more than images of RGB"
-        return chains.find_obstacle("timm", "called.arrays")
-
-    def _entry(self, row: Any) -> tuple[str, Any]:
-        entry: tuple[str, Any] = self._inner.reader.samples[row]
-        return entry
-
-    def _collate_of(self, collate_fn: Any) -> Any:
-        """Return the function in place of a loader's collate function."""
-        is_theirs = collate_fn is getattr(sys.modules["timm.data.loader"], "fast_collate", None)
-        is_known = is_theirs and not originals.find_unknown("fast_collate")
-        return FastCollate() if is_known else collate_fn
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
         outer = vars(_work).copy()  # a signal's handler may load a batch while another is made
@@ -167,10 +194,6 @@ class TimmSamples(FolderSamples):
         # timm skips a file that it cannot decode before it draws, and raises errors of its own.
         _set_all_states(before)
         return [self._dataset[row] for row in rows]
-
-    def _make(self, read: Any, row: Any, slot: Any) -> Any:
-        has_label = read is not None and read[1] is not None  # else timm's is -1
-        return super()._make(read if has_label else None, row, slot)
 
     def _transformed(self, image: Any, target: Any, row: Any, slot: Any) -> Any:
         height, width = image.shape[:2] if hasattr(image, "shape") else image.size[::-1]
@@ -233,9 +256,12 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     raise NotCoveredError(f"fastloop makes no columns of a {type(dataset).__name__}")
 
 
-def samples_of(dataset: Any, is_collated: bool, workers: int) -> TimmSamples | None:
+def samples_of(dataset: Any, is_collated: bool, workers: int) -> TimmFolder | None:
     """Return the samples of an ImageDataset in a folder, or of Subsets of one. Raises ValueError,
     which says why timm makes them."""
     inner = below_subsets(dataset)[0]
-    is_known = type(inner) is sys.modules["timm.data.dataset"].ImageDataset
-    return TimmSamples(dataset) if is_known else None
+    if type(inner) is not sys.modules["timm.data.dataset"].ImageDataset:
+        return None
+    first = next(iter(getattr(inner.transform, "transforms", ())), None)
+    draws = type(first).__name__ == "RandomResizedCropAndInterpolation"
+    return TimmSamples(dataset) if draws else TimmFolder(dataset)

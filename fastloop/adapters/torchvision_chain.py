@@ -2,8 +2,9 @@
 
 ``dataset_transform.py`` computes random parameters from a key; here torchvision's own numbers are
 kept. v1 and v2 draw and compute differently in places, and each operation follows its version.
-Nothing is imported: a program that has such an operation has imported torchvision. What is not
-known exactly is refused: other classes, replaced methods, hooks, code of an unknown release.
+timm's conversions to tensors are torchvision's of v1 under names of their own. Nothing is imported:
+a program that has such an operation has imported its library. What is not known exactly is refused:
+other classes, replaced methods, hooks, code of an unknown release.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from fastloop.data.transforms.dataset_transform import make_own
 from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compile_plan
 
 _MODULES = "torchvision.transforms", "torchvision.transforms.v2"
+_TIMM = "timm.data.transforms"
+_CONVERSIONS = "MaybePILToTensor", "MaybeToTensor"  # timm's
 _GROUPS = "called", "transforms", "transforms.v2"  # of originals.txt
 _COLORS = ["ColorJitter", "Grayscale", "RandomGrayscale", "RandomInvert", "RandomPosterize"]
 _COLORS += ["RandomSolarize", "RandomEqualize", "RandomAutocontrast", "RandomAdjustSharpness"]
@@ -47,8 +50,9 @@ def find_obstacle(*groups: str, plans: frozenset[str] | None = None) -> str:
             the functions that they call.
         plans: the operations that matter. None: all.
     """
-    count = 3 if _MODULES[1] in sys.modules else 2
-    replaced = originals.methods_of(*groups, *_GROUPS[:count], plans=plans).find_replaced()
+    groups += _GROUPS[: 3 if _MODULES[1] in sys.modules else 2]
+    groups += ("transforms.timm",) * (_TIMM in sys.modules)
+    replaced = originals.methods_of(*groups, plans=plans).find_replaced()
     return originals.find_obstacle() or (f"{replaced} was replaced" if replaced else "")
 
 
@@ -108,14 +112,16 @@ def _check_unaltered(op: Any) -> None:
         elif name == "_log_ratio":
             is_altered = not value.equal(torch.log(torch.tensor(op.ratio)))
         else:
-            is_altered = callable(value) or isinstance(value, torch.Tensor)
+            is_number = name in ("mean", "std") and type(op).__name__ == "Normalize"
+            is_altered = callable(value) or (isinstance(value, torch.Tensor) and not is_number)
             is_altered |= isinstance(value, dict) and bool(value)
         refuse_if(is_altered, f"{type(op).__name__}.{name} was replaced or added")
 
 
 def _is_of(op: Any, name: str) -> bool:
-    """Tell whether an operation has exactly the class of this name, of v1 or of v2."""
-    return type(op) in [getattr(sys.modules.get(module), name, type(None)) for module in _MODULES]
+    """Tell whether an operation has exactly the class of this name, of v1, of v2 or of timm."""
+    modules = (_TIMM,) if name in _CONVERSIONS else _MODULES
+    return type(op) in [getattr(sys.modules.get(module), name, type(None)) for module in modules]
 
 
 def _version_of(op: Any) -> int:
@@ -131,7 +137,7 @@ def plans_of(ops: Iterable[Any]) -> Iterator[str]:
     """Yield the names that operations of torchvision, and the operations inside them, have in
     originals.txt."""
     for op in ops:
-        if type(op).__module__.startswith(_MODULES[0]):
+        if type(op).__module__.startswith((_MODULES[0], _TIMM)):
             yield _plan_of(op)
             inside = vars(op).get("transforms")
             yield from plans_of(inside if type(inside) in (list, tuple) else ())
@@ -207,6 +213,7 @@ class Chain:
         form: what images are after the operations read so far; at first _PIL or _BYTES.
         ops: as compile_plan() takes them.
         things: the objects that were read.
+        tensors: those among their attributes, each with its numbers.
 
     Raises:
         ValueError: fastloop does not do an operation; the text says why.
@@ -215,6 +222,7 @@ class Chain:
     form: str
     ops: list[Geometry | Values] = field(default_factory=list)
     things: list[Any] = field(default_factory=list)
+    tensors: tuple[tuple[torch.Tensor, Any], ...] = ()
     was_pil: bool = False  # at first
     is_single: bool = False  # results keep their class and strides, and memory of their own
     version: int = 0  # of the operations read so far; 0: none
@@ -275,6 +283,13 @@ class Chain:
         asked.append(torchvision_policies.find_coefficients)
         asked.append(partial(torchvision_policies.find_weights, self.version == 1))
         return plan, ImageDraws(plan.core, self.version == 1, bool(is_fused()), *asked)
+
+    def note(self) -> Callable[[], bool]:
+        """Return a function that tells whether the objects are still what was read."""
+        is_same, tensors = Snapshot(self.things).is_same, self.tensors
+        if not tensors:
+            return is_same
+        return lambda: is_same() and all(each.tolist() == numbers for each, numbers in tensors)
 
     @property
     def makes_pil(self) -> bool:
@@ -415,7 +430,15 @@ class Chain:
         self.form, self.is_view = _FLOATS, False
 
     def _normalize(self, op: Any) -> None:
-        self._add(op)
+        numbers = dict[str, Any]()
+        for name, value in (("mean", op.mean), ("std", op.std)):
+            if isinstance(value, torch.Tensor):
+                is_plain = type(value) is torch.Tensor and value.device.type == "cpu"
+                is_plain = is_plain and value.ndim == 1 and not value.requires_grad
+                refuse_if(not is_plain, f"Normalize.{name} is not a plain tensor of numbers")
+                numbers[name] = value.tolist()
+                self.tensors += ((value, value.tolist()),)
+        self._add(op, **numbers)
         self.is_view &= bool(op.inplace)
 
 
@@ -431,8 +454,8 @@ _READERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("RandomRotation", "RandomAffine", "RandomPerspective"), (Chain._warp, _PIL)),
     **dict.fromkeys(("RandAugment", "TrivialAugmentWide", "AutoAugment"), (Chain._warp, _PIL)),
     "AugMix": (Chain._mix, _PIL, _BYTES),
-    "ToTensor": (Chain._to_float, _PIL),
-    "PILToTensor": (Chain._convert, _PIL),
+    **dict.fromkeys(("ToTensor", "MaybeToTensor"), (Chain._to_float, _PIL)),
+    **dict.fromkeys(("PILToTensor", "MaybePILToTensor"), (Chain._convert, _PIL)),
     "ToImage": (Chain._convert, _PIL, _BYTES),
     "ToPureTensor": (Chain._convert, _BYTES, _FLOATS),
     **dict.fromkeys(("ToDtype", "ConvertImageDtype"), (Chain._to_float, _BYTES)),
@@ -442,10 +465,10 @@ _READERS: dict[str, tuple[Any, ...]] = {
 
 def open_plan(
     transform: Any, shape: tuple[int, ...], layout: str
-) -> tuple[Plan, ImageDraws, Snapshot, str, bool]:
-    """Return the plan of a transform of PIL images, its draws, a snapshot of the objects that the
-    plan was made of, a key: a text that differs from plan to plan, and whether fastloop knows
-    torchvision's code. Raises ValueError.
+) -> tuple[Plan, ImageDraws, Callable[[], bool], str, bool]:
+    """Return the plan of a transform of PIL images, its draws, a function that tells whether the
+    objects that the plan was made of are the same, a key: a text that differs from plan to plan,
+    and whether fastloop knows torchvision's code. Raises ValueError.
 
     Args:
         shape, layout: of images; 0 for edges that differ.
@@ -457,14 +480,15 @@ def open_plan(
     except Exception as error:  # attributes may be anything that torchvision does not look at
         raise ValueError(f"the transform: {error}") from None
     key = f"{shape} {chain.version} {shown}"
-    return plan, draws, Snapshot(chain.things), key, chain.is_known
+    return plan, draws, chain.note(), key, chain.is_known
 
 
 def prepare() -> None:
     """Compare torchvision's code before the first transform: a process that this one forks, or
     sends its forms to, then knows the result."""
     versions = ("v1", "v2")[: 1 + (_MODULES[1] in sys.modules)]
-    plans = (f"{version}.{name}" for version in versions for name in ("Compose", *_READERS))
+    names = {"Compose", *_READERS}.difference(() if _TIMM in sys.modules else _CONVERSIONS)
+    plans = (f"{version}.{name}" for version in versions for name in names)
     if not originals.find_unknown(*plans):
         is_fused()
     find_obstacle()  # notes the functions that nobody may replace

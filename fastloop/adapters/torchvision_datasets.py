@@ -79,12 +79,12 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     leave_if(request.workers > 0 and not request.in_order, "in_order=False")
     leave_if(dataset.target_transform is not None, "target_transform is called for each sample")
     opened = chains.open_plan(dataset.transform, images.shape[1:], layout)
-    plan, draws, snapshot, key, is_known = opened
+    plan, draws, has_same, key, is_known = opened
     held = [(n, getattr(dataset, n)) for n in (data, targets, "transform", "target_transform")]
 
     def is_same(_batch: Any, _columns: Columns) -> bool:
         is_held = all(getattr(dataset, name) is value for name, value in held)
-        return is_held and not _find_obstacle() and snapshot.is_same()
+        return is_held and not _find_obstacle() and has_same()
 
     columns = Columns((None, None), kind="torchvision's images with their transform")
     columns.add(data, images, None, draws).add(targets, torch.from_numpy(labels))

@@ -111,6 +111,7 @@ class FolderSamples:
 
     _is_stand_in = True  # for a dataset
     _borrows_slots = True
+    _whose = "torchvision's"
     _why = ""  # what users read beside "samples of ImageFolder by fastloop"
     _reads_ahead = True
     _draws_first = False  # before files are decoded, also if threads read ahead
@@ -134,14 +135,12 @@ class FolderSamples:
             f"Python calls the transform, a {kind.__name__}, and fastloop serves a Compose inside"
         )
         refuse_if(not kind.__module__.startswith(_KNOWN), called)
-        plan, draws, snapshot, key, is_known = chains.open_plan(self._transform, *self._form)
+        plan, draws, has_same, key, is_known = chains.open_plan(self._transform, *self._form)
         what = f"samples of {type(self._inner).__name__} with {list(plan.ops)}"
-        vars(self).update(_plan=plan, _draws=draws, _has_same=snapshot.is_same)
+        vars(self).update(_plan=plan, _draws=draws, _has_same=has_same)
         if plan.least_for_part < math.inf and self._reads_ahead:
             _new_decoder().finds_jpeg()  # before workers fork
-        vars(self)["_verification"] = verification_of(
-            key, what, "torchvision's", _CHECKED, is_known
-        )
+        vars(self)["_verification"] = verification_of(key, what, self._whose, _CHECKED, is_known)
 
     def _is_same(self) -> bool:
         """Tell whether the transform is what it was."""
@@ -305,7 +304,7 @@ class FolderSamples:
             raise
         if find_asked() is None:
             height, width, _ = image.shape
-            decoded.add(self._inner.samples[row][0], width * height, begin_ns, _SAVED_OF_PART)
+            decoded.add(self._entry(row)[0], width * height, begin_ns, _SAVED_OF_PART)
 
 
 class CutSamples(FolderSamples):

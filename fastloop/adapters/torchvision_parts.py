@@ -48,6 +48,7 @@ _FILES = "JpegImageFile", "PngImageFile", "BmpImageFile", "PpmImageFile", "WebPI
 # takes as long. So a plan pays only if it has other operations, too.
 _CHEAP = {"RandomCrop", "Pad", "CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip"}
 _CHEAP |= {*"PILToTensor ToImage ToPureTensor Compose RandomApply Identity Sequential".split()}
+_CHEAP |= {"MaybePILToTensor"}
 # Operations of PIL images that always make a new image; the rest may return the image that they
 # get.
 _NEW = {"RandomResizedCrop", "CenterCrop", "Pad", "RandomRotation", "RandomAffine", "Grayscale"}
@@ -211,7 +212,7 @@ class Part:
         # Of fastloop's operations: the text of the program's may raise.
         what = f"images with {chain.ops}"
         self.verification = Verification(what, "torchvision's", _CHECKED, chain.is_known)
-        self._snapshot = Snapshot(chain.things)
+        self._has_same = chain.note()
         chain.things.clear()  # objects among them may be forgotten
         self.made = 0  # samples
         if self.makes_pil:
@@ -229,7 +230,7 @@ class Part:
 
     def is_same(self) -> bool:
         """Tell whether the operations are what they were when the plan was made."""
-        return self._snapshot.is_same()
+        return self._has_same()
 
     def takes(self, image: Any) -> bool:
         if not self.makes_pil:
