@@ -39,6 +39,7 @@ class LoaderSeam(Seam):
         super().__init__("dataloader", is_strict, _probe)
         # The loaders of subclasses that have reached torch's __iter__.
         self._seen: MutableMapping[Any, None] = WeakIdKeyDictionary()
+        self._reached = 0  # how often torch's __iter__ was called
         self._watched: set[type] = set()  # classes with an __iter__ of their own
         self.add(DataLoader, "_get_iterator", self._make_get_iterator)
         self.add(DataLoader, "__iter__", self._make_iter)
@@ -91,6 +92,7 @@ class LoaderSeam(Seam):
 
     def _make_iter(self, before: Function) -> Function:
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
+            self._reached += 1
             if not self.is_on or isinstance(loader, fastloop_loader.DataLoader):
                 return before(loader)
             if type(loader) is not DataLoader:
@@ -134,9 +136,12 @@ class LoaderSeam(Seam):
         calls_torchs = {"super", "__iter__", "_get_iterator"} & set(names)
 
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
+            reached = self._reached
             iterator = before(loader)
             is_late = isinstance(iterator, GeneratorType) and calls_torchs  # once it is started
-            if self.is_on and not is_late and loader not in self._seen:
+            # Ray Train's class iterates a second loader, which counts for itself.
+            is_apart = loader not in self._seen and self._reached == reached
+            if self.is_on and not is_late and is_apart:
                 self._leave(loader)
             return iterator
 

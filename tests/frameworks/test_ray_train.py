@@ -34,54 +34,58 @@ def make_loop() -> Callable[[dict[str, Any]], None]:
 
         import fastloop
 
-        if config["is_patched"]:
-            fastloop.patch()
-        ray.train.torch.enable_reproducibility(5)
-        model = ray.train.torch.prepare_model(torch.nn.Linear(3, 2))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        data: Any = TensorDataset(torch.linspace(0, 1, 66).view(22, 3), torch.arange(22) % 2)
-        if config["kind"] == "samples":
-            data = [data[i] for i in range(22)]
-        loader = ray.train.torch.prepare_data_loader(
-            DataLoader(data, 4, shuffle=True, num_workers=config["num_workers"])
-        )
-        losses = []
-        for _ in range(2):
-            for x, y in loader:
-                loss = torch.nn.functional.cross_entropy(model(x), y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
-        seam = fastloop.patch_status().seams["dataloader"]
+        def train(kind: str, num_workers: int) -> Any:
+            ray.train.torch.enable_reproducibility(5)
+            model = ray.train.torch.prepare_model(torch.nn.Linear(3, 2))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            data: Any = TensorDataset(torch.linspace(0, 1, 66).view(22, 3), torch.arange(22) % 2)
+            if kind == "samples":
+                data = [data[i] for i in range(22)]
+            loader = ray.train.torch.prepare_data_loader(
+                DataLoader(data, 4, shuffle=True, num_workers=num_workers)
+            )
+            losses = []
+            for _ in range(2):
+                for x, y in loader:
+                    loss = torch.nn.functional.cross_entropy(model(x), y)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    losses.append(loss.item())
+            return losses, torch.rand(2).tolist()
+
+        found = {}
+        for case in config["cases"]:
+            plain = train(*case)
+            with fastloop.patched():
+                ours = train(*case)
+                seam = fastloop.patch_status().seams["dataloader"]
+            found[str(case)] = plain, ours, seam.native, seam.fallbacks
         rank = ray.train.get_context().get_world_rank()
         with open(f"{config['out']}{rank}", "w") as out:
-            json.dump([losses, torch.rand(2).tolist(), seam.native, seam.fallbacks], out)
+            json.dump(found, out)
 
     return loop
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ["arrays", "samples"])
-def test_two_workers(cluster: None, tmp_path: Path, kind: str, num_workers: int) -> None:
+def test_two_workers(cluster: None, tmp_path: Path) -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    found: dict[bool, list[Any]] = {}
-    for is_patched in (False, True):
-        out = str(tmp_path / f"{is_patched}")
-        config = {"is_patched": is_patched, "kind": kind, "num_workers": num_workers, "out": out}
-        TorchTrainer(
-            make_loop(),
-            train_loop_config=config,
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(storage_path=str(tmp_path)),
-        ).fit()
-        found[is_patched] = [json.loads(Path(f"{out}{rank}").read_text()) for rank in range(2)]
-    for plain, ours in zip(found[False], found[True], strict=True):
-        assert plain[:2] == ours[:2]
-        assert (plain[2], ours[2], ours[3]) == (0, 2, {})
+    cases = [[kind, workers] for kind in ("arrays", "samples") for workers in (0, 2)]
+    TorchTrainer(
+        make_loop(),
+        train_loop_config={"cases": cases, "out": str(tmp_path / "rank")},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    ).fit()
+    for rank in range(2):
+        found = json.loads((tmp_path / f"rank{rank}").read_text())
+        assert list(found) == list(map(str, cases))
+        for case, (plain, ours, native, fallbacks) in found.items():
+            assert plain == ours, case
+            assert (native, fallbacks) == (2, {}), case
 
 
 def make_watched_loop() -> Callable[[dict[str, Any]], None]:

@@ -195,6 +195,34 @@ def test_loaders_that_never_come_to_torchs_iter_are_counted_as_left() -> None:
     assert found.native == 2 and "__wrapped__" not in vars(vars(Alone)["__iter__"])
 
 
+class Around(DataLoader[Any]):
+    """As Ray Train's, around a loader of its own."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.__dict__.update(loader.__dict__)
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        self.iterator = iter(self.loader)
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.iterator)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, fastloop.DataLoader])
+def test_a_loader_around_a_loader_does_not_count(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTLOOP_STRICT", "1")
+    with fastloop.patched():
+        loader = Around(kind(arrays(), 4))
+        for _ in range(2):
+            next(iter(loader))
+        found = fastloop.patch_status().seams["dataloader"]
+    assert (found.native, found.fallbacks) == (2 if kind is DataLoader else 0, {})
+
+
 def own_collate(samples: list[Any]) -> list[Any]:
     return samples
 
