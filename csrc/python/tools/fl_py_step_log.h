@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 enum {
-    FL_PY_LOG_EVENTS = 512,
+    FL_PY_LOG_EVENTS = 2048,
     FL_PY_LOG_OPTIMIZERS = 4, /* a loop with more optimizers calls Python */
 };
 

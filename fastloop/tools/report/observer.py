@@ -169,6 +169,7 @@ class LoopObserver(StepLog):
         self.expect_batches(iterator if is_plain else None, (source, None, None, NONE))
 
     def _look_around(self, source: LoaderSource, now: int) -> None:
+        self.read()  # a source looks at each batch until its first batches are counted
         self._has_gpu = self.waits.is_used()
         source.look()
         if now >= self._next_look_at_gpu:
