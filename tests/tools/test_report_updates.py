@@ -367,6 +367,23 @@ def test_an_update_during_a_capture_asks_no_event(monkeypatch: pytest.MonkeyPatc
     assert norms[0] is None and norms[5] == norms[4] is not None and norms[-1] == 8
 
 
+def test_a_norm_that_is_captured_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first replay, its memory holds anything."""
+    loop, seen, captures = Loop(), list[Update](), [False]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0])
+    loop.updates.add(seen.append, 0)
+    loop.parameter.grad = torch.full_like(loop.parameter, 3.0)
+    with loop.watched():
+        for number in range(9):  # without a loader, updates come at steps
+            captures[0] = number in (3, 4)
+            torch.nn.utils.clip_grad_norm_(loop.parameter, 100.0)
+            captures[0] = False
+            loop.optimizer.step()
+    norms = [update.gradient_norm for update in seen]
+    assert norms == [3.0] * 3 + [None] * 2 + [3.0] * 5
+
+
 def test_a_device_that_copies_nothing_leaves_the_norm_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

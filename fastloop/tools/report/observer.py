@@ -207,7 +207,8 @@ class LoopObserver(StepLog):
 
     def leave_update(self, token: object, result: object, error: object) -> None:
         if type(result) is torch.Tensor:  # not a DTensor, whose number may need other ranks
-            self.norm = result
+            # A captured norm has no number before a replay, and graphs share their memory.
+            self.norm = None if self.waits.is_capturing() else result
         self.note(self._recorder.leave_update, self.clock(), id(token))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:

@@ -254,6 +254,8 @@ class Updates:
         with suppress(Exception):  # a device nobody can copy from
             self._scalars.push(step, {k: v for k, v in numbers.items() if v is not None})
         self._numbers |= self._scalars.last()
+        if self._observer.norm is None:  # the latest step's norm is unknown
+            self._numbers["gradient_norm"] = None
 
     def _read(self, now: int) -> _Totals:
         recorder = self._observer.recorder
