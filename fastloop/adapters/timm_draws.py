@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastloop._core import INTERPOLATIONS, Snapshot
+from fastloop._core import INTERPOLATIONS
 from fastloop.adapters import originals
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters.torchvision_battery import images_of
@@ -30,6 +30,7 @@ from fastloop.data.transforms.plan import Plan, compile_plan
 _COUNT = {False: 128, True: 256}  # of a battery: of code that fastloop does not know: True
 _MOST_STEPS = 16
 _FILTERS = {2: INTERPOLATIONS["bilinear"], 3: INTERPOLATIONS["bicubic"]}  # by Pillow's numbers
+_LAST = "MaybePILToTensor", "MaybeToTensor", "Normalize"
 _SAME = "Invert", "Solarize", "Contrast", "Color", "Brightness", "Sharpness", "Equalize", "Rotate"
 # By the name of timm's function: the name of a step, and the numbers of the step for the width and
 # height of the image and timm's argument.
@@ -68,6 +69,19 @@ def set_states(states: tuple[Any, ...]) -> None:
     np.random.set_state((name, np.frombuffer(words, np.uint32), *rest))
 
 
+class _Erasing:
+    """Takes what timm's RandomErasing writes, in place of an image that is not made yet."""
+
+    def __init__(self, shape: tuple[int, ...], writes: list[Any]) -> None:
+        self._shape, self._writes, self.dtype = shape, writes, torch.float32
+
+    def size(self) -> tuple[int, ...]:
+        return self._shape
+
+    def __setitem__(self, where: Any, pixels: torch.Tensor) -> None:
+        self._writes.append((where, pixels))
+
+
 def _choose(one: Any) -> Any:
     """Draw one of several, as timm does."""
     return random.choice(one) if isinstance(one, list | tuple) else one
@@ -90,12 +104,13 @@ class Draws:
     def __init__(self, transforms: Sequence[Any], holder: Any) -> None:
         kinds = sys.modules["timm.data.transforms"]
         names = [type(op).__name__ for op in transforms]
-        is_known = len(names) > 1 and type(transforms[-1]) is kinds.MaybePILToTensor
-        is_known = is_known and type(transforms[0]) is kinds.RandomResizedCropAndInterpolation
+        end = next((i for i, name in enumerate(names) if name in _LAST), 0)
+        is_known = end > 0 and type(transforms[0]) is kinds.RandomResizedCropAndInterpolation
         self._crop, self._border, self._ops = transforms[0], (0, 0, 0), list[Any]()
         self._flips = [op for op in transforms[1:3] if chains.is_flip(op)]
-        rest = transforms[1 + len(self._flips) : -1]
+        rest = transforms[1 + len(self._flips) : end]
         refuse_if(not is_known or len(rest) > 1, f"fastloop does not do {', '.join(names)}")
+        self._read_tail(transforms[end:])
         how = {getattr(each, "value", None) for each in _each(self._crop.interpolation)}
         is_known = bool(how) and how <= {"bilinear", "bicubic"}
         refuse_if(not is_known, "the crop has another filter, or a list of none")
@@ -105,7 +120,24 @@ class Draws:
             self._read_policy()
         self.transforms, self._plans = list(transforms), dict[Any, Plan]()
         lists = [SimpleNamespace(part=part) for part in getattr(self._policy, "policy", ())]
-        self.has_same = Snapshot([holder, *transforms, *self._ops, *lists]).is_same
+        self._tail.things += [holder, *transforms, *self._ops, *lists]
+        self.has_same = self._tail.note()
+
+    def _read_tail(self, transforms: Sequence[Any]) -> None:
+        """Read the conversion to a tensor, and what follows."""
+        is_erased = type(transforms[-1]) is sys.modules["timm.data.random_erasing"].RandomErasing
+        self._erase = transforms[-1] if is_erased else None
+        self._tail = chains.new_chain(is_tensor=False, is_single=True)
+        for op in transforms[: -1 if is_erased else None]:
+            refuse_if(type(op).__name__ not in _LAST, f"fastloop does not do {op} here")
+            self._tail.read(op)
+        is_known = self._tail.makes_floats and getattr(self._erase, "device", "cpu") == "cpu"
+        refuse_if(is_erased and not is_known, "RandomErasing erases no floats on the CPU")
+
+    @property
+    def layout(self) -> str:
+        """The layout of samples that the program may see: they have timm's strides."""
+        return "CHW" if self._tail.makes_floats else "channels_last"
 
     def _read_policy(self) -> None:
         module, kind = sys.modules["timm.data.auto_augment"], type(self._policy)
@@ -143,18 +175,19 @@ class Draws:
             crop = crop(self._crop.size, scale=self._crop.scale, ratio=self._crop.ratio)
             crop.interpolation = chains.find_pillow() + (how == "bicubic")
             flips: list[Any] = [image_ops.get_operation(type(op).__name__) for op in self._flips]
-            ops = crop, *(flip(0.5) for flip in flips)
+            ops = crop, *(flip(0.5) for flip in flips), *self._tail.ops
             self._plans[key] = compile_plan(ops, (0, 0, 3), "HWC", out_layout, may_differ=True)
         return self._plans[key]
 
-    def draw(self, width: int, height: int, generator: torch.Generator) -> tuple[str, Any, Any]:
+    def draw(self, width: int, height: int) -> tuple[str, Any, Any, Any]:
         """Draw for an image, in the order of timm's own calls. Return the filter of the crop, the
-        numbers of the plan's operations, and the steps that follow these operations."""
+        numbers of the plan's operations, the steps that follow these operations, and what is
+        written to the result."""
         op, policy = self._crop, self._policy
-        image, steps = _without_pixels((width, height)), list[Any]()
+        image, steps, writes = _without_pixels((width, height)), list[Any](), list[Any]()
         drawn: list[Any] = [tuple(op.get_params(image, op.scale, op.ratio))]
         how = _choose(op.interpolation).value
-        drawn += [bool(torch.rand(1, generator=generator) < flip.p) for flip in self._flips]
+        drawn += [bool(torch.rand(1) < flip.p) for flip in self._flips]
         chosen: Any = ()
         if type(policy).__name__ == "AutoAugment":
             chosen = random.choice(policy.policy)
@@ -164,7 +197,9 @@ class Draws:
             chosen = [policy.ops[each] for each in at.tolist()]
         for each in chosen:
             self._add(each, steps)
-        return how, tuple(drawn), tuple(steps)
+        if self._erase is not None:
+            self._erase(_Erasing((3, *self._crop.size), writes))
+        return how, tuple(drawn), tuple(steps), writes
 
     def _add(self, op: Any, steps: list[Any]) -> None:
         """Draw for an operation of a policy as its ``__call__``, and add the step if there is
@@ -189,18 +224,22 @@ class Draws:
 
     def apply(self, image: Any, out: torch.Tensor, out_layout: str, given: Any) -> None:
         """Write what an image becomes with the drawn numbers. Any thread."""
-        how, drawn, steps = given
+        how, drawn, steps, writes = given
         image = np.asarray(image) if hasattr(image, "tobytes") else image  # of Pillow
         self.plan(out_layout, how).core.apply_drawn(image, out, drawn, steps, self._border)
+        for where, pixels in writes:  # torch would start threads of its own in a thread
+            out.numpy()[where] = pixels.numpy()
 
     def judge(self) -> Any:
         """Find out whether fastloop draws and makes what this timm does."""
-        plans = ["TimmCrop", "v1.RandomResizedCrop", "v1.PILToTensor"]
-        plans += [f"v1.{type(op).__name__}" for op in self._flips]
+        plans = ["TimmCrop", "v1.RandomResizedCrop"]
+        plans += chains.plans_of(self.transforms)
         plans += ["TimmPolicy"] * (self._policy is not None)
+        plans += ["TimmErasing"] * (self._erase is not None)
         shown = [vars(op) for op in (self._crop, *self._flips)], type(self._policy).__name__
         held = [(op.name, op.prob, op.magnitude, op.hparams, op.kwargs) for op in self._ops]
-        key = f"{shown} {held} {getattr(self._policy, 'num_layers', 0)}"
+        key = f"{shown} {held} {getattr(self._policy, 'num_layers', 0)} {self._tail.ops}"
+        key += f" {self._erase and vars(self._erase)}"
         battery = originals.Battery("timm", key, self._find_difference, is_for_all=True)
         return originals.judge(plans, battery)
 
@@ -226,9 +265,9 @@ class Draws:
         return "" if compared > 9 else "no image can be compared"
 
     def _make(self, image: Any) -> torch.Tensor:
-        out = self.plan("channels_last").empty()
-        given = self.draw(image.shape[1], image.shape[0], torch.default_generator)
-        self.apply(image, out, "channels_last", given)
+        out = self.plan(self.layout).empty()
+        given = self.draw(image.shape[1], image.shape[0])
+        self.apply(image, out, self.layout, given)
         return out
 
 

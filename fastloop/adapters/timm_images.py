@@ -162,7 +162,7 @@ class TimmSamples(TimmFolder):
             raise ValueError(f"timm's transforms have unusual attributes: {error}") from error
         refuse_if(verdict.why, verdict.why)
         plan = draws.plan("CHW")
-        for layout in ("CHW", "channels_last"):
+        for layout in ("CHW", draws.layout):
             draws.plan(layout)
             draws.plan(layout, "bicubic")
         _new_decoder().finds_jpeg()  # before workers fork
@@ -198,12 +198,12 @@ class TimmSamples(TimmFolder):
     def _transformed(self, image: Any, target: Any, row: Any, slot: Any) -> Any:
         height, width = image.shape[:2] if hasattr(image, "shape") else image.size[::-1]
         draws, verification = self._timm, self._verification
-        layout = "channels_last" if slot is None else "CHW"
+        layout = draws.layout if slot is None else "CHW"
         if not draws.takes(width, height) or verification.falls_back:
             return self._by_timm(row, slot)
         out = draws.plan(layout).empty() if slot is None else slot
         if not verification.is_due():
-            draw = partial(draws.draw, width, height, torch.default_generator)
+            draw = partial(draws.draw, width, height)
             work = partial(self._apply, image, row, out, layout)
             if self._inner.target_transform is None:
                 _work.waiting.append(partial(work, draw()))
@@ -221,14 +221,15 @@ class TimmSamples(TimmFolder):
         before = get_states()
 
         def native(generator: torch.Generator) -> Any:
-            after = get_states()
-            set_states(before)
+            after = _all_states()
+            _set_all_states((before, generator.get_state()))
             try:
-                given = draws.draw(width, height, generator)
+                given = draws.draw(width, height)
+                generator.set_state(torch.default_generator.get_state())
                 self._apply(image, row, made := torch.empty_like(out), layout, given)
                 return made, target, get_states()
             finally:
-                set_states(after)
+                _set_all_states(after)
 
         compared = verification.compare(lambda: (*self._by_timm(row, slot), get_states()), native)
         return compared[:2]

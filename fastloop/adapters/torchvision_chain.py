@@ -295,6 +295,10 @@ class Chain:
     def makes_pil(self) -> bool:
         return self.form == _PIL
 
+    @property
+    def makes_floats(self) -> bool:
+        return self.form == _FLOATS
+
     def _add(self, op: Any, **others: Any) -> Any:
         """Add fastloop's operation of this name, and return the operation; `others`: arguments in
         place of attributes."""

@@ -18,6 +18,7 @@ pytest.importorskip("timm.data")
 
 from PIL import Image
 from timm.data import auto_augment, create_dataset, create_loader, create_transform, transforms
+from timm.data.random_erasing import RandomErasing
 from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import RandomHorizontalFlip
@@ -121,6 +122,56 @@ def test_the_recipe(root: Path, workers: int, is_subset: bool) -> None:
     compare(root, workers=workers, is_subset=is_subset, **RECIPE)
 
 
+@NUMBERS
+def test_the_recipe_without_the_prefetcher(root: Path, workers: int) -> None:
+    compare(root, workers=workers, use_prefetcher=False, **RECIPE)
+
+
+class Erasing(RandomErasing):  # type: ignore[misc]
+    pass
+
+
+def erase_grey(self: Any, image: Any, *given: Any) -> None:
+    """Draw, read the image and write to it."""
+    image[:, : random.randrange(9)] = image.mean()
+
+
+@pytest.mark.parametrize("name", ["a class", "a device"])
+def test_other_erasing_is_left(root: Path, name: str) -> None:
+    def change(loader: Any) -> None:
+        op = loader.dataset.transform.transforms[-1]
+        if name == "a class":
+            op.__class__ = Erasing
+        else:
+            op.device = torch.device("cpu")
+
+    compare(root, is_served=False, change=change, use_prefetcher=False, **RECIPE)
+
+
+def test_erasing_that_reads_images_is_timms(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The battery notices, and so does every batch if the function is replaced later."""
+    before = RandomErasing._erase
+    monkeypatch.setattr(RandomErasing, "_erase", erase_grey)
+    compare(root, is_served=False, use_prefetcher=False, **RECIPE)
+
+    def play_replaced() -> list[Any]:
+        RandomErasing._erase = before
+        random.seed(3)
+        np.random.seed(4)
+        torch.manual_seed(5)
+        how = {"use_prefetcher": False, "num_workers": 0, **RECIPE}
+        found: list[Any] = []
+        for batch in create_loader(create_dataset("", root=str(root)), (3, 24, 24), 6, True, **how):
+            RandomErasing._erase = erase_grey
+            found += batch
+        return [found, get_states(), torch.get_rng_state()]
+
+    theirs = play_replaced()
+    fastloop.patch(verbose=False)
+    assert_same(play_replaced(), theirs)
+    assert count_served() > 0
+
+
 def random_options(any_of: random.Random) -> dict[str, Any]:
     side = any_of.choice([16, 24, 33])
     return {
@@ -134,6 +185,8 @@ def random_options(any_of: random.Random) -> dict[str, Any]:
         "ratio": any_of.choice([None, (0.5, 2.0), (1.0, 1.0)]),
         "re_prob": any_of.choice([0.0, 0.6]),
         "re_mode": any_of.choice(["pixel", "const", "rand"]),
+        "re_count": any_of.choice([1, 3]),
+        "use_prefetcher": any_of.choice([True, False]),
         "mean": any_of.choice([(0.485, 0.456, 0.406), (0.5, 0.5, 0.5)]),
     }
 
@@ -282,9 +335,12 @@ def damage(root: Path, tmp_path: Path) -> None:
         (tmp_path / path.parent.name / path.name).write_bytes(data)
 
 
-def test_damaged_files_give_the_next_sample(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_prefetcher", [True, False])
+def test_damaged_files_give_the_next_sample(
+    root: Path, tmp_path: Path, has_prefetcher: bool
+) -> None:
     damage(root, tmp_path)
-    compare(tmp_path, **RECIPE)
+    compare(tmp_path, use_prefetcher=has_prefetcher, **RECIPE)
 
 
 def test_a_part_that_libjpeg_refuses_is_decoded_whole(
@@ -349,7 +405,6 @@ def test_other_transforms_are_left(root: Path) -> None:
     compare(root, is_served=False, auto_augment="augmix-m3", color_jitter=None)
     compare(root, is_served=False, is_training=False, crop_mode="border")
     compare(root, is_served=False, is_training=False, change=flip_tensors)
-    compare(root, is_served=False, use_prefetcher=False, **RECIPE)
 
 
 def stack_with_strides(batch: Any) -> Any:
@@ -358,8 +413,10 @@ def stack_with_strides(batch: Any) -> Any:
     return torch.stack(images), torch.tensor([*labels, *sum(strides, ())])
 
 
-def test_samples_for_the_programs_collate(root: Path) -> None:
-    compare(root, collate_fn=stack_with_strides, **RECIPE)
+@pytest.mark.parametrize("has_prefetcher", [True, False])
+def test_samples_for_the_programs_collate(root: Path, has_prefetcher: bool) -> None:
+    named = {"use_prefetcher": has_prefetcher, **RECIPE}
+    compare(root, collate_fn=stack_with_strides, **named)
 
 
 def test_a_target_transform_that_draws(root: Path) -> None:
