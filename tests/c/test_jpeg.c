@@ -119,8 +119,8 @@ enum { FINE, HEADER, WIDTH, HEIGHT, COLORS, START, CROPPED, NARROW, SKIPPED, REA
 
 static struct {
     fl_jpeg image;
-    int fault, calls, refused_call, level, open;
-    unsigned row, left, width;
+    int fault, calls, refused_call, level, open, odd; /* odd: the field that is not as in libjpeg */
+    unsigned row, left, width, row_units;
 } fake;
 
 static void take_call(fl_jpeg_state *state)
@@ -358,6 +358,74 @@ static void test_missing_memory_is_an_error(void)
     CHECK_INT(refuse_each(read_fake_planes, NULL), 1);
 }
 
+/* ---- a library that asks for units */
+
+static fl_jpeg_entropy entropy;
+static uint8_t unit_blocks[8 * EDGE * 90];
+
+static int decode_nothing(fl_jpeg_state *state, fl_jpeg_block **blocks)
+{
+    return state != NULL && blocks != NULL;
+}
+
+/* Has the fields of a state as libjpeg has them, or other numbers there. */
+static int start_units(fl_jpeg_state *state)
+{
+    const int across = 8 * fake.image.factors[0], down = 8 * fake.image.factors[1];
+    state->units[0] = (state->width + (unsigned)across - 1) / (unsigned)across + (fake.odd == 1);
+    state->units[1] = (state->height + (unsigned)down - 1) / (unsigned)down + (fake.odd == 2);
+    state->blocks = across * down / 64 + fake.image.components - 1 + (fake.odd == 3);
+    entropy = (fl_jpeg_entropy){.decode = decode_nothing};
+    state->entropy = fake.odd == 4 ? NULL : &entropy;
+    return fake_start(state);
+}
+
+static unsigned skip_units(fl_jpeg_state *state, unsigned rows)
+{
+    for (unsigned i = 0; i < fake.row_units && entropy.decode != decode_nothing; i++)
+        CHECK(entropy.decode(state, NULL) == 1);
+    return rows;
+}
+
+/* Decodes the units of a row when its first row of pixels is asked for. */
+static unsigned read_units(fl_jpeg_state *state, uint8_t **rows, unsigned count)
+{
+    (void)rows;
+    const unsigned across = 8 * (unsigned)fake.image.factors[0];
+    for (unsigned unit = 0; unit < state->units[0] && fake.row++ < state->units[0]; unit++) {
+        fl_jpeg_block numbers[FL_JPEG_BLOCKS] = {{0}}, *blocks[FL_JPEG_BLOCKS];
+        const unsigned left = unit * across, right = fake.left + fake.width;
+        for (int i = 0; i < FL_JPEG_BLOCKS; i++) blocks[i] = &numbers[i];
+        CHECK(entropy.decode(state, blocks) == 1);
+        const uint8_t *values = unit_blocks + (fake.row_units + unit) * (unsigned)state->blocks;
+        for (int i = 0; i < state->blocks && entropy.decode != decode_nothing; i++)
+            CHECK_INT(numbers[i][0],
+                      left + across > fake.left && left < right ? 8 * (values[i] - 128) : 0);
+    }
+    return count;
+}
+
+static void test_libjpeg_gets_the_numbers_of_units(void)
+{
+    const int forms[][2] = {{1, 0x11}, {3, 0x11}, {3, 0x21}, {3, 0x22}};
+    const fl_jpeg_library library = {fake_create, fake_destroy, fake_header, start_units,
+                                     fake_crop,   skip_units,   read_units,  fake_raw};
+    for (int i = 0; i < 400; i++) {
+        const int width = 100 + i % 150, edge = 8 * (forms[i % 4][1] & 15);
+        make_file(&file, width, 2 * edge, forms[i % 4][0], forms[i % 4][1], 1, unit_blocks);
+        memset(&fake, 0, sizeof fake);
+        CHECK(fl_jpeg_open(&library, file.data, file.bytes, &fake.image));
+        fake.odd = i / 4 % 5;
+        fake.row_units = (unsigned)((width - 1) / (8 * fake.image.factors[0]) + 1);
+        fl_jpeg_part part = {edge, 2 * edge, i % 60, i % 7 ? 80 + i % 20 : width};
+        uint8_t out[3 * EDGE];
+        fl_jpeg_widen(&fake.image, &part);
+        part.bottom = part.top + 1; /* a row of pixels is a row of units here */
+        CHECK_INT(fl_jpeg_read(&fake.image, &part, out, NULL), FL_OK);
+        CHECK((entropy.decode == decode_nothing) == (fake.odd > 0));
+    }
+}
+
 /* ---- libjpeg-turbo itself */
 
 static bool find_library(fl_jpeg_library *out)
@@ -518,6 +586,7 @@ int main(void)
     RUN(test_each_wrong_answer_is_an_error);
     RUN(test_a_file_that_ends_early_is_an_error);
     RUN(test_missing_memory_is_an_error);
+    RUN(test_libjpeg_gets_the_numbers_of_units);
     if (!find_library(&real)) {
         printf("no libjpeg.so.62 on this machine\n");
         return 0;

@@ -3,9 +3,11 @@
 
 #include <assert.h>
 #include <setjmp.h>
+#include <stddef.h>
 #include <string.h>
 
 _Static_assert(sizeof(void *) != 8 || sizeof(fl_jpeg_state) == 632, "libjpeg's size is 632");
+_Static_assert(sizeof(void *) != 8 || offsetof(fl_jpeg_state, entropy) == 592, "as in libjpeg");
 
 enum {
     BLOCK = 8,        /* edge of a block of samples */
@@ -82,8 +84,8 @@ bool fl_jpeg_open(const fl_jpeg_library *library, const uint8_t *data, int64_t b
 {
     *out = (fl_jpeg){.library = library, .data = data, .bytes = bytes};
     if (bytes < 4 || data[0] != 0xFF || data[1] != SOI) return false;
-    const uint8_t *scan = read_headers(out);
-    return scan != NULL && reaches_end(scan, data + bytes);
+    out->scan = read_headers(out);
+    return out->scan != NULL && reaches_end(out->scan, data + bytes);
 }
 
 /* ---- libjpeg */
@@ -93,6 +95,9 @@ typedef struct decoder {
     fl_jpeg_errors errors;
     fl_jpeg_input input;
     jmp_buf refused;
+    unsigned unit;     /* of the row, that is decoded next */
+    unsigned from, to; /* units of a row that are wanted */
+    fl_jpeg_codes codes;
 } decoder;
 
 static _Noreturn void refuse(fl_jpeg_state *state)
@@ -178,6 +183,39 @@ static void read_planes(fl_jpeg_state *state, const request *what)
     }
 }
 
+/* Decodes a unit, in place of libjpeg's function. */
+static int decode_unit(fl_jpeg_state *state, fl_jpeg_block **blocks)
+{
+    decoder *d = state->owner;
+    bool is_wanted = d->unit >= d->from && d->unit < d->to;
+    if (!fl_jpeg_codes_read(&d->codes, is_wanted ? blocks : NULL)) refuse(state);
+    if (++d->unit == state->units[0]) d->unit = 0;
+    return 1;
+}
+
+/* Makes libjpeg call decode_unit, if the state has the fields where they are expected. */
+static void take_codes(decoder *d, const request *what)
+{
+    const fl_jpeg *image = what->image;
+    const fl_jpeg_part *part = what->part;
+    const int32_t across = BLOCK * image->factors[0], down = BLOCK * image->factors[1];
+    const int32_t luma = image->factors[0] * image->factors[1];
+    const unsigned columns = (unsigned)((image->width + across - 1) / across);
+    bool is_known = d->state.units[0] == columns &&
+                    d->state.units[1] == (unsigned)((image->height + down - 1) / down) &&
+                    d->state.blocks == luma + image->components - 1 && d->state.entropy != NULL;
+    if (!is_known ||
+        !fl_jpeg_codes_open(&d->codes, image->data, image->scan, image->data + image->bytes, luma))
+        return;
+    d->unit = d->from = 0;
+    d->to = columns;
+    if (part != NULL) {
+        d->from = (unsigned)(part->left / across);
+        d->to = (unsigned)((part->right + across - 1) / across);
+    }
+    d->state.entropy->decode = decode_unit;
+}
+
 /* Returns false if libjpeg refuses the file. */
 static bool decode_all(decoder *d, const request *what)
 {
@@ -194,20 +232,23 @@ static bool decode_all(decoder *d, const request *what)
     state->out_colors = FL_JPEG_RGB;
     state->is_raw = what->part == NULL;
     if (image->library->start(state) == 0) refuse(state);
+    take_codes(d, what);
     (what->part != NULL ? read_part : read_planes)(state, what);
     return true;
 }
 
 static int decode(const request *what, fl_err *err)
 {
-    decoder d = {.input = {.next = what->image->data,
-                           .left = (size_t)what->image->bytes,
-                           .begin = ignore,
-                           .refill = refill,
-                           .skip = skip,
-                           .restart = restart,
-                           .end = ignore},
-                 .errors = {.refuse = refuse, .note = note, .reset = ignore}};
+    decoder d; /* the codes, which are many bytes, are not cleared */
+    d.input = (fl_jpeg_input){.next = what->image->data,
+                              .left = (size_t)what->image->bytes,
+                              .begin = ignore,
+                              .refill = refill,
+                              .skip = skip,
+                              .restart = restart,
+                              .end = ignore};
+    d.errors = (fl_jpeg_errors){.refuse = refuse, .note = note, .reset = ignore};
+    d.state = (fl_jpeg_state){.memory = NULL};
     d.state.errors = &d.errors;
     d.state.owner = &d;
     bool is_done = decode_all(&d, what);

@@ -9,6 +9,7 @@
 #define FL_JPEG_H
 
 #include "fl_image_ops.h"
+#include "fl_jpeg_codes.h"
 
 /* ---- the part of libjpeg 6b's interface that fl_jpeg uses; libjpeg-turbo has the same interface
  *
@@ -37,6 +38,12 @@ typedef struct fl_jpeg_input { /* jpeg_source_mgr */
 
 enum { FL_JPEG_VERSION = 62, FL_JPEG_GREY = 1, FL_JPEG_RGB = 2, FL_JPEG_YCC = 3 };
 
+typedef struct fl_jpeg_entropy { /* jpeg_entropy_decoder */
+    void (*start)(fl_jpeg_state *state);
+    /* Decodes a unit to blocks of coefficients, which are 0. NULL: leaves out the unit. */
+    int (*decode)(fl_jpeg_state *state, fl_jpeg_block **blocks);
+} fl_jpeg_entropy;
+
 struct fl_jpeg_state { /* jpeg_decompress_struct */
     fl_jpeg_errors *errors;
     void *memory, *progress;
@@ -49,7 +56,12 @@ struct fl_jpeg_state { /* jpeg_decompress_struct */
     unsigned scale[2];
     double gamma;
     int is_buffered, is_raw;
-    char rest[536];
+    char unused[376];
+    unsigned units[2]; /* of the scan, in x and in y */
+    int blocks;        /* of a unit */
+    char unused_too[108];
+    fl_jpeg_entropy *entropy;
+    void *rest[4];
 };
 
 typedef struct fl_jpeg_library {
@@ -68,6 +80,7 @@ typedef struct fl_jpeg_library {
 typedef struct fl_jpeg {
     const fl_jpeg_library *library; /* borrowed */
     const uint8_t *data;            /* borrowed: the whole file */
+    const uint8_t *scan;            /* the codes in it */
     int64_t bytes;
     int32_t width, height;
     int32_t components; /* 1 or 3 */
