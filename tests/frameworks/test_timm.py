@@ -33,7 +33,7 @@ from torchvision.transforms import RandomHorizontalFlip
 
 import fastloop
 from fastloop._core import JpegImage
-from fastloop.adapters import timm_draws
+from fastloop.adapters import timm_draws, timm_images
 from fastloop.adapters.timm_draws import Draws, get_states
 from fastloop.compat import verdicts, verification
 from fastloop.data.image_folder import decode
@@ -444,6 +444,40 @@ def test_mixup_that_is_switched_off(root: Path) -> None:
 def test_samples_for_the_programs_collate(root: Path, has_prefetcher: bool) -> None:
     named = {"use_prefetcher": has_prefetcher, **RECIPE}
     compare(root, collate_fn=stack_with_strides, **named)
+
+
+def test_a_batch_that_is_made_while_another_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a signal's handler, in the middle of a group of samples."""
+    (tmp_path / "class").mkdir()
+    for number in range(16):
+        data = encode(picture(40 + number, 60, 70))
+        (tmp_path / "class" / f"{number:02}.jpg").write_bytes(data)
+    choose, calls, waiting, inner = random.choice, [-1], list[Any](), list[Any]()
+
+    def choose_and_load(given: Any) -> Any:
+        calls[0] -= 1
+        if calls[0] == 0:
+            waiting.append(len(timm_images._work.waiting))
+            inner.append(next(second))
+        return choose(given)
+
+    def start(loader: Any) -> None:
+        """Make the first samples, which are compared; then the next batch is interrupted."""
+        nonlocal second
+        options = {"num_workers": 0, "device": torch.device("cpu"), **RECIPE}
+        dataset = create_dataset("", root=str(tmp_path))
+        second = iter(create_loader(dataset, (3, 32, 32), 4, True, **options).loader)
+        inner.append(next(second))
+        next(iter(loader.loader))
+        calls[0] = 5
+
+    second = iter(())
+    monkeypatch.setattr(random, "choice", choose_and_load)
+    compare(tmp_path, change=start, **RECIPE)
+    assert len(waiting) == 2 and waiting[1] > 0
+    assert verification.same_bits(inner[2:], inner[:2])
 
 
 def test_a_target_transform_that_draws(root: Path) -> None:
