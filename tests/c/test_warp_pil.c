@@ -190,6 +190,29 @@ static void test_pixels_are_found_in_pillows_order(void)
     }
 }
 
+/* Pixels are then mixed along one axis. Positions next to whole numbers are rounded to them in some
+ * columns, and not in others. */
+static void test_shears_and_translations_mix_along_one_axis(void)
+{
+    static const int channels[] = {CHANNELS, CHANNELS, FL_MAX_CHANNELS, 1};
+    uint64_t state = 6;
+    for (int n = 0; n < CASES; n++) {
+        int w = 1 + (int)random_below(&state, n % 3 ? 300 : MOST);
+        int h = 1 + (int)random_below(&state, n % 3 ? 9 : 60);
+        fl_warp_pil warp = {.how = n % 2 ? FL_BICUBIC : FL_BILINEAR, .m = {1, 0, 0, 0, 1, 0}};
+        double *shear = warp.m + (n % 4 < 2 ? 1 : 3), *by = warp.m + (n % 4 < 2 ? 2 : 5);
+        const double least = ldexp((double)random_below(&state, 5) - 2, -45);
+        if (n % 5 != 0) *shear = between(&state, -0.5, 0.5);
+        if (n % 5 == 1) *shear = ldexp(least, (int)random_below(&state, 9));
+        if (n % 5 != 2) *by = between(&state, -1.2, 1.2) * (n % 4 < 2 ? w : h);
+        if (n % 7 < 2) *by = floor(*by) + least + (n % 7 == 0 ? 0.5 : 0);
+        if (n % 9 == 4) warp.m[n % 2 ? 0 : 4] = 0.75; /* then along both axes */
+        if (n % 40 == 7) *by = 1e300 * *shear;
+        fill_random(&state, (char *)warp.fill, sizeof warp.fill);
+        check_warp(&warp, channels[n / 4 % 4], w, h, &state);
+    }
+}
+
 /* A perspective divides by 0 at its horizon. */
 static void test_a_position_that_is_no_number_is_0_unless_it_is_nearest(void)
 {
@@ -222,6 +245,7 @@ int main(void)
     RUN(test_versions_multiply_in_different_orders);
     RUN(test_sines_have_15_decimals);
     RUN(test_pixels_are_found_in_pillows_order);
+    RUN(test_shears_and_translations_mix_along_one_axis);
     RUN(test_a_position_that_is_no_number_is_0_unless_it_is_nearest);
     return 0;
 }

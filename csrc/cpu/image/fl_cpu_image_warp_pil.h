@@ -123,6 +123,25 @@ static inline pil_doubles pil_choose(pil_longs mask, pil_doubles ones, pil_doubl
     return (pil_doubles)((mask & (pil_longs)ones) | (~mask & (pil_longs)others));
 }
 
+/* gcc would convert the halves of a register one by one. */
+static inline pil_doubles doubles_of(pil_pixels v)
+{
+#if defined(FL_VECTOR_BYTES) && FL_VECTOR_BYTES == 64
+    return (pil_doubles)_mm512_cvtepi32_pd((__m256i)v);
+#else
+    return __builtin_convertvector(v, pil_doubles);
+#endif
+}
+
+static inline pil_pixels cut_doubles(pil_doubles v)
+{
+#if defined(FL_VECTOR_BYTES) && FL_VECTOR_BYTES == 64
+    return (pil_pixels)_mm512_cvttpd_epi32((__m512d)v);
+#else
+    return __builtin_convertvector(v, pil_pixels);
+#endif
+}
+
 /* Splits the positions of an axis into pixels, from -1 on, and rests. NaN is inside of the image,
  * and its rest is NaN. The pixel of a position outside is PIL_OUTSIDE. Compilers make branches of
  * these choices, so vectors are written out. */
@@ -136,8 +155,8 @@ static inline void split_axis(double *position, int32_t *pixel, int32_t length, 
         moved = x - 0.5;
         whole = pil_choose(moved >= 0, moved, zeros - 1);
         whole = pil_choose(is_out, zeros + PIL_OUTSIDE, whole);
-        pil_pixels pixels = __builtin_convertvector(whole, pil_pixels);
-        moved -= __builtin_convertvector(pixels, pil_doubles);
+        pil_pixels pixels = cut_doubles(whole);
+        moved -= doubles_of(pixels);
         memcpy(pixel + i, &pixels, sizeof pixels);
         memcpy(position + i, &moved, sizeof moved);
     }
@@ -272,6 +291,17 @@ FL_FOR_EACH_ARITHMETIC void write_pixels(const fl_warp_pil *warp, const pil_piec
     }
 }
 
+#if defined(__x86_64__) && defined(FL_VECTOR_BYTES)
+#include "fl_cpu_image_warp_line.h"
+#else
+static inline bool
+try_lines(uint8_t *dst, const pil_image *from, int64_t channels, const fl_warp_pil *warp)
+{
+    (void)dst, (void)from, (void)channels, (void)warp;
+    return false;
+}
+#endif
+
 /* ---- all */
 
 /* Finds the pixels of a piece. `now` is the position of the next pixel as the sum of all steps. */
@@ -301,6 +331,7 @@ static void tone_warp_pil(uint8_t *dst, const uint8_t *src, int32_t width, int32
     const double *m = warp->m;
     const pil_image from = {src, width, height};
     const bool has_integers = is_fixed(warp, &from);
+    if (try_lines(dst, &from, channels, warp)) return;
     double row_x = m[2] + m[1] * 0.5 + m[0] * 0.5, row_y = m[5] + m[4] * 0.5 + m[3] * 0.5;
     pil_piece p;
     for (p.row = 0; p.row < height; p.row++, row_x += m[1], row_y += m[4]) {
