@@ -31,6 +31,7 @@ _COUNT = {False: 128, True: 256}  # of a battery: of code that fastloop does not
 _MOST_STEPS = 16
 _FILTERS = {2: INTERPOLATIONS["bilinear"], 3: INTERPOLATIONS["bicubic"]}  # by Pillow's numbers
 _LAST = "MaybePILToTensor", "MaybeToTensor", "Normalize"
+_FLIPS = "RandomHorizontalFlip", "RandomVerticalFlip"
 _SAME = "Invert", "Solarize", "Contrast", "Color", "Brightness", "Sharpness", "Equalize", "Rotate"
 # By the name of timm's function: the name of a step, and the numbers of the step for the width and
 # height of the image and timm's argument.
@@ -87,6 +88,27 @@ def _choose(one: Any) -> Any:
     return random.choice(one) if isinstance(one, list | tuple) else one
 
 
+def _colors_of(op: Any) -> tuple[Any, Sequence[Any]]:
+    """Return the RandomApply that an operation is, or None, and the operations on colors. Raises
+    ValueError."""
+    gate = op if chains.is_plain_v1(op, "RandomApply") else None
+    parts: Sequence[Any] = chains.listed(op) if gate is not None else (op,)
+    for part in parts:
+        is_known = chains.is_plain_v1(part, "ColorJitter", "RandomGrayscale")
+        is_known = is_known and vars(part).get("hue") is None
+        refuse_if(not is_known, f"fastloop does not do {part}")
+    return gate, parts
+
+
+def _draw_color(op: Any) -> list[Any]:
+    """Draw for an operation on colors as its ``forward``. Return the steps."""
+    if type(op).__name__ == "RandomGrayscale":
+        return [("Color", 0, 0.0)] if torch.rand(1) < op.p else []
+    order, *factors = op.get_params(op.brightness, op.contrast, op.saturation, op.hue)
+    names = "Brightness", "Contrast", "Color", ""  # a factor of the hue is None
+    return [(names[i], 0, factors[i]) for i in order.tolist() if factors[i] is not None]
+
+
 def _each(one: Any) -> Sequence[Any]:
     return one if isinstance(one, list | tuple) else (one,)
 
@@ -107,20 +129,23 @@ class Draws:
         end = next((i for i, name in enumerate(names) if name in _LAST), 0)
         is_known = end > 0 and type(transforms[0]) is kinds.RandomResizedCropAndInterpolation
         self._crop, self._border, self._ops = transforms[0], (0, 0, 0), list[Any]()
-        self._flips = [op for op in transforms[1:3] if chains.is_flip(op)]
+        self._flips = [op for op in transforms[1:3] if chains.is_plain_v1(op, *_FLIPS)]
         rest = transforms[1 + len(self._flips) : end]
-        refuse_if(not is_known or len(rest) > 1, f"fastloop does not do {', '.join(names)}")
+        refuse_if(not is_known, f"fastloop does not do {', '.join(names)}")
         self._read_tail(transforms[end:])
         how = {getattr(each, "value", None) for each in _each(self._crop.interpolation)}
         is_known = bool(how) and how <= {"bilinear", "bicubic"}
         refuse_if(not is_known, "the crop has another filter, or a list of none")
         refuse_if("get_params" in vars(self._crop), "get_params was replaced")
-        self._policy: Any = rest[0] if rest else None
-        if rest:
-            self._read_policy()
+        has_policy = bool(rest) and type(rest[0]).__module__ == "timm.data.auto_augment"
+        self._policy: Any = rest[0] if has_policy else None
+        self._colors = [_colors_of(op) for op in rest[has_policy:]]
+        colors = [part for _, parts in self._colors for part in parts]
+        if has_policy:
+            self._read_policy(_MOST_STEPS - 3 * len(colors))
         self.transforms, self._plans = list(transforms), dict[Any, Plan]()
         lists = [SimpleNamespace(part=part) for part in getattr(self._policy, "policy", ())]
-        self._tail.things += [holder, *transforms, *self._ops, *lists]
+        self._tail.things += [holder, *transforms, *self._ops, *lists, *colors]
         self.has_same = self._tail.note()
 
     def _read_tail(self, transforms: Sequence[Any]) -> None:
@@ -139,13 +164,13 @@ class Draws:
         """The layout of samples that the program may see: they have timm's strides."""
         return "CHW" if self._tail.makes_floats else "channels_last"
 
-    def _read_policy(self) -> None:
+    def _read_policy(self, most: int) -> None:
         module, kind = sys.modules["timm.data.auto_augment"], type(self._policy)
         is_rand = kind is module.RandAugment
         refuse_if(not is_rand and kind is not module.AutoAugment, f"fastloop does not do {kind}")
         parts = [self._policy.ops] if is_rand else self._policy.policy
         layers = self._policy.num_layers if is_rand else max(map(len, parts))
-        refuse_if(layers > _MOST_STEPS, f"more than {_MOST_STEPS} operations of a policy")
+        refuse_if(layers > most, f"more than {most} operations of a policy")
         self._ops = list({id(op): op for part in parts for op in part}.values())
         self._border = self._ops[0].kwargs["fillcolor"]
         for op in self._ops:
@@ -197,6 +222,9 @@ class Draws:
             chosen = [policy.ops[each] for each in at.tolist()]
         for each in chosen:
             self._add(each, steps)
+        for gate, parts in self._colors:
+            if gate is None or not gate.p < torch.rand(1):
+                steps += [step for part in parts for step in _draw_color(part)]
         if self._erase is not None:
             self._erase(_Erasing((3, *self._crop.size), writes))
         return how, tuple(drawn), tuple(steps), writes
@@ -240,6 +268,7 @@ class Draws:
         held = [(op.name, op.prob, op.magnitude, op.hparams, op.kwargs) for op in self._ops]
         key = f"{shown} {held} {getattr(self._policy, 'num_layers', 0)} {self._tail.ops}"
         key += f" {self._erase and vars(self._erase)}"
+        key += f" {[(gate and gate.p, [*map(vars, parts)]) for gate, parts in self._colors]}"
         battery = originals.Battery("timm", key, self._find_difference, is_for_all=True)
         return originals.judge(plans, battery)
 

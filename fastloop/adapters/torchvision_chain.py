@@ -197,9 +197,10 @@ def is_gate(op: Any) -> bool:
     return type(op.p) in (float, int) and listed(op) is not None
 
 
-def is_flip(op: Any) -> bool:
-    """Tell whether an operation is an unaltered flip of torchvision's v1. Raises ValueError."""
-    is_known = any(_is_of(op, name) for name in ("RandomHorizontalFlip", "RandomVerticalFlip"))
+def is_plain_v1(op: Any, *names: str) -> bool:
+    """Tell whether an operation is an unaltered one of torchvision's v1 with one of these names.
+    Raises ValueError."""
+    is_known = any(_is_of(op, name) for name in names)
     if is_known:
         _check_unaltered(op)
     return is_known and _version_of(op) == 1

@@ -3,128 +3,54 @@ three generators are timm's alone."""
 
 from __future__ import annotations
 
-import os
 import random
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from image_folders import encode, nothing_compared, picture
+from image_folders import encode, picture
 
 pytest.importorskip("timm.data")
 
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data import (
     FastCollateMixup,
     auto_augment,
     create_dataset,
     create_loader,
-    create_transform,
-    transforms,
 )
 from timm.data.random_erasing import RandomErasing
-from torch.utils.data import Subset
-from torchvision.datasets import ImageFolder
-from torchvision.transforms import RandomHorizontalFlip
+from timm.data.transforms_factory import transforms_imagenet_train
+from timm_loaders import (
+    NUMBERS,
+    RECIPE,
+    RUNS,
+    SEED,
+    assert_same,
+    compare,
+    count_served,
+    damage,
+    make_root,
+    nothing_is_known,
+    play,
+    stack_with_strides,
+)
 
 import fastloop
 from fastloop._core import JpegImage
 from fastloop.adapters import timm_draws, timm_images
 from fastloop.adapters.timm_draws import Draws, get_states
 from fastloop.compat import verdicts, verification
-from fastloop.data.image_folder import decode
 
 # A result that differs would be left to timm, with a warning.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
-SEED = int(os.environ.get("FASTLOOP_FUZZ_SEED", "20261130"))
-RUNS = int(os.environ.get("FASTLOOP_FUZZ", "40"))
-NUMBERS = pytest.mark.parametrize("workers", [0, 2])
-RECIPE: dict[str, Any] = {
-    "auto_augment": "rand-m7-mstd0.5-inc1",
-    "interpolation": "random",
-    "re_prob": 0.25,
-    "re_mode": "pixel",
-}
+FIXTURES = make_root, nothing_is_known  # pytest finds what is imported
 POLICIES = (
     *("rand-m7-mstd0.5-inc1", "rand-m9-n3-p0.7", "rand-mstd1-tweights-inc1", "rand-m5-mstd101-n4"),
     *("rand-m14-mmax15-mstd0.5", "original-mstd0.5", "v0", "v0r-mstd1", "originalr", None),
 )
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test knows what earlier tests have compared, and small files are decoded in parts."""
-    monkeypatch.setattr(decode, "LEAST_PIXELS", 1)
-    yield from nothing_compared()
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("images")
-    for number in range(36):
-        image = picture(40 + number, 90 - 2 * number)
-        kind, end = ("PNG", "png") if number % 9 == 8 else ("JPEG", "jpg")
-        image = image.convert("L") if number % 11 == 5 else image
-        named = {"progressive": True} if number % 9 == 4 else {}
-        path = root / f"class {number % 3}" / f"{number:02}.{end}"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(encode(image, kind, **named))
-    return root
-
-
-def play(
-    root: Path, workers: int = 0, is_subset: bool = False, change: Any = None, **named: Any
-) -> list[Any]:
-    """Return two epochs of a loader's batches, and the states of all generators."""
-    dataset: Any = create_dataset("", root=str(root))
-    options: dict[str, Any] = {"batch_size": 8, "is_training": True, "persistent_workers": False}
-    options |= {"input_size": (3, 32, 32), "device": torch.device("cpu"), **named}
-    random.seed(3)
-    np.random.seed(4)
-    torch.manual_seed(5)
-    loader = create_loader(dataset, num_workers=workers, **options)
-    if is_subset:  # keeps the transform of the dataset inside
-        inner = loader.loader
-        loader.loader = torch.utils.data.DataLoader(
-            Subset(dataset, range(3, 30)), 8, num_workers=workers, collate_fn=inner.collate_fn
-        )
-    if change is not None:
-        change(loader)
-    found: list[Any] = []
-    try:
-        for _ in range(2):
-            found += [[type(part), part.stride(), part] for b in loader for part in b]
-    except Exception as error:
-        found.append((type(error), str(error).splitlines()[0]))
-    return [found, get_states(), torch.get_rng_state()]
-
-
-def assert_same(ours: list[Any], theirs: list[Any]) -> None:
-    assert len(ours[0]) == len(theirs[0]) and verification.same_bits(ours[0], theirs[0])
-    assert ours[1] == theirs[1] and torch.equal(ours[2], theirs[2])
-
-
-def count_served() -> int:
-    served = fastloop.patch_status().seams["dataloader"].served
-    return sum(epochs for how, (_, epochs) in served.items() if "samples by fastloop" in how)
-
-
-def compare(root: Path, is_served: bool = True, **named: Any) -> list[Any]:
-    """Compare what timm and fastloop make. Return it."""
-    theirs = play(root, **named)
-    assert theirs[0]
-    fastloop.patch(verbose=False)
-    with warnings.catch_warnings(record=True) as seen:  # in a sample they would be errors of files
-        warnings.simplefilter("always")
-        assert_same(play(root, **named), theirs)
-    assert not [each for each in seen if "fastloop" in str(each.message)]
-    assert (count_served() > 0) == is_served, fastloop.patch_status()
-    fastloop.unpatch()
-    return theirs
 
 
 @NUMBERS
@@ -136,6 +62,40 @@ def test_the_recipe(root: Path, workers: int, is_subset: bool) -> None:
 @NUMBERS
 def test_the_recipe_without_the_prefetcher(root: Path, workers: int) -> None:
     compare(root, workers=workers, use_prefetcher=False, **RECIPE)
+
+
+def test_colors_after_a_policy(root: Path) -> None:
+    def change(loader: Any) -> None:
+        forced = {"color_jitter_prob": 0.5, "force_color_jitter": True, "use_prefetcher": True}
+        made = transforms_imagenet_train(32, auto_augment="rand-m7", **forced)
+        loader.dataset.transform = made
+
+    compare(root, change=change, **RECIPE)
+
+
+@pytest.mark.parametrize("name", ["a factor", "a part", "a function"])
+def test_colors_that_change_between_batches(root: Path, name: str) -> None:
+    def play_changes() -> Any:
+        random.seed(3)
+        torch.manual_seed(5)
+        dataset: Any = create_dataset("", root=str(root))
+        how = {"num_workers": 0, "device": torch.device("cpu"), "color_jitter_prob": 0.9}
+        found: list[Any] = []
+        for number, batch in enumerate(create_loader(dataset, (3, 24, 24), 6, True, **how)):
+            found += batch
+            gate = dataset.transform.transforms[-2]
+            if number == 2 and name == "a factor":
+                gate.transforms[0].contrast = (2.0, 3.0)
+            elif number == 2 and name == "a function":
+                gate.transforms[0].forward = ImageOps.invert
+            elif number == 2:
+                gate.transforms.pop()
+        return [found, get_states(), torch.get_rng_state()]
+
+    theirs = play_changes()
+    fastloop.patch(verbose=False)
+    assert_same(play_changes(), theirs)
+    assert count_served() > 0
 
 
 class Erasing(RandomErasing):  # type: ignore[misc]
@@ -188,7 +148,9 @@ def random_options(any_of: random.Random) -> dict[str, Any]:
     return {
         "input_size": (3, side, any_of.choice([side, 20])),
         "auto_augment": any_of.choice(POLICIES),
-        "color_jitter": None,
+        "color_jitter": any_of.choice([None, 0.4, (0.2, 0.6, 0.9), (0.0, 0.7, 0.3)]),
+        "color_jitter_prob": any_of.choice([None, 0.7]),
+        "grayscale_prob": any_of.choice([0.0, 0.0, 0.4]),
         "interpolation": any_of.choice(["random", "random", "bilinear", "bicubic"]),
         "hflip": any_of.choice([0.5, 0.0, 1.0]),
         "vflip": any_of.choice([0.0, 0.5]),
@@ -208,142 +170,10 @@ def test_random_chains(root: Path, number: int) -> None:
     compare(root, **random_options(any_of))
 
 
-def random_evaluation(any_of: random.Random) -> dict[str, Any]:
-    side = any_of.choice([16, 24, 33])
-    mode = any_of.choice(["center", "squash"])
-    return {
-        "is_training": (is_training := any_of.choice([False, False, True])),
-        "no_aug": is_training,
-        "input_size": (3, side, 20 if mode == "squash" and any_of.random() < 0.5 else side),
-        "crop_mode": mode,
-        "crop_pct": any_of.choice([None, 1.0, 0.5, 0.95]),
-        "interpolation": any_of.choice(["bilinear", "bicubic"]),
-        "use_prefetcher": any_of.choice([True, False]),
-        "mean": any_of.choice([(0.485, 0.456, 0.406), (0.5, 0.5, 0.5)]),
-        "workers": any_of.choice([0, 0, 0, 2]),
-    }
-
-
-@pytest.mark.parametrize("number", range(RUNS))
-def test_random_evaluations(root: Path, number: int) -> None:
-    compare(root, **random_evaluation(random.Random(SEED + number)))
-
-
-@NUMBERS
-@pytest.mark.parametrize("has_prefetcher", [False, True])
-def test_evaluation_of_damaged_files(
-    root: Path, tmp_path: Path, workers: int, has_prefetcher: bool
-) -> None:
-    damage(root, tmp_path)
-    compare(tmp_path, workers=workers, is_training=False, use_prefetcher=has_prefetcher)
-
-
-@pytest.mark.parametrize("has_prefetcher", [False, True])
-def test_evaluation_for_the_programs_collate(root: Path, has_prefetcher: bool) -> None:
-    named = {"is_training": False, "use_prefetcher": has_prefetcher}
-    compare(root, collate_fn=stack_with_strides, **named)
-
-
-def test_evaluation_with_labels_of_the_programs(root: Path) -> None:
-    def change(loader: Any) -> None:
-        reader = loader.dataset.reader
-        reader.samples = [(path, label or None) for path, label in reader.samples]
-        loader.dataset.target_transform = lambda label: label + random.randrange(5)
-
-    compare(root, change=change, is_training=False)
-
-
-class Negated(transforms.MaybeToTensor):  # type: ignore[misc]
-    def __call__(self, image: Any) -> Any:
-        return 1 - super().__call__(image)
-
-
-CHANGES: dict[str, Any] = {
-    "a mean": lambda ops: ops[-1].mean.numpy().fill(0.25),
-    "a std": lambda ops: ops[-1].std.mul_(2),
-    "another mean": lambda ops: setattr(ops[-1], "mean", torch.zeros(3)),
-    "another conversion": lambda ops: ops.__setitem__(2, Negated()),
-    "a size": lambda ops: setattr(ops[1], "size", (20, 24)),
-    "no normalization": lambda ops: ops.pop(),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_evaluation_that_changes_between_batches(root: Path, name: str) -> None:
-    def play_changes() -> list[Any]:
-        dataset, made = create_dataset("", root=str(root)), list[Any]()
-        how = {"use_prefetcher": False, "num_workers": 0, "device": torch.device("cpu")}
-        for number, batch in enumerate(create_loader(dataset, (3, 24, 24), 6, **how)):
-            made += batch
-            if number == 2:
-                CHANGES[name](dataset.transform.transforms)
-        return made
-
-    theirs = play_changes()
-    fastloop.patch(verbose=False)
-    assert verification.same_bits(play_changes(), theirs)
-    assert count_served() > 0
-
-
-def test_a_conversion_that_is_replaced_between_batches(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def play_replaced() -> list[Any]:
-        dataset, made = create_dataset("", root=str(root)), list[Any]()
-        loader = create_loader(dataset, (3, 24, 24), 6, num_workers=0, use_prefetcher=False)
-        before = transforms.MaybeToTensor.__call__
-        with monkeypatch.context() as patched:
-            for number, batch in enumerate(loader):
-                made += batch
-                if number == 2:
-                    negated = lambda *given: 1 - before(*given)  # noqa: E731
-                    patched.setattr(transforms.MaybeToTensor, "__call__", negated)
-        return made
-
-    theirs = play_replaced()
-    fastloop.patch(verbose=False)
-    assert verification.same_bits(play_replaced(), theirs)
-    assert count_served() > 0
-
-
-def test_statistics_that_need_a_gradient_are_left(root: Path) -> None:
-    def change(loader: Any) -> None:
-        loader.dataset.transform.transforms[-1].mean.requires_grad_()
-
-    compare(root, is_served=False, change=change, is_training=False, use_prefetcher=False)
-
-
-def test_evaluation_of_an_image_folder_and_of_single_images(root: Path) -> None:
-    def play_folder() -> list[Any]:
-        transform = create_transform(24)
-        folder = ImageFolder(str(root), transform)
-        images = [picture(number, 40, 50 + number) for number in range(9)]
-        return [*torch.utils.data.DataLoader(folder, 8), *map(transform, images)]
-
-    theirs = play_folder()
-    fastloop.patch(verbose=False)
-    assert verification.same_bits(play_folder(), theirs)
-    assert count_served() > 0
-    assert fastloop.patch_status().seams["transforms"].native >= 9
-    assert not fastloop.patch_status().seams["transforms"].fallbacks
-
-
 def test_an_error_of_a_policy_is_timms(root: Path) -> None:
     found = compare(root, auto_augment="rand-m14-mmax15-n4-p1-inc1", batch_size=4)
     if int(Image.__version__.split(".")[0]) >= 13:
         assert found[0][-1][0] is ValueError and "bits" in found[0][-1][1]
-
-
-def damage(root: Path, tmp_path: Path) -> None:
-    """Write the files of a folder to another one, some of them damaged."""
-    for number, path in enumerate(sorted(root.glob("*/*"))):
-        data = path.read_bytes()
-        data = data[: len(data) // 2] if number % 7 == 3 else data
-        data = b"no image" if number % 7 == 5 else data
-        if number % 7 == 6:  # a wrong code of Huffman's
-            data = data[:-30] + b"\x12\x13" * 10 + data[-10:]
-        (tmp_path / path.parent.name).mkdir(exist_ok=True)
-        (tmp_path / path.parent.name / path.name).write_bytes(data)
 
 
 @pytest.mark.parametrize("has_prefetcher", [True, False])
@@ -406,22 +236,11 @@ def test_what_is_not_known_is_left(root: Path, name: str) -> None:
     compare(root, is_served=False, change=LEFT[name], auto_augment="rand-m5-n1", hflip=0.0)
 
 
-def flip_tensors(loader: Any) -> None:
-    loader.dataset.transform.transforms.append(RandomHorizontalFlip())
-
-
 def test_other_transforms_are_left(root: Path) -> None:
-    compare(root, is_served=False)  # ColorJitter
+    compare(root, is_served=False, color_jitter=(0.4, 0.4, 0.4, 0.1))
+    compare(root, is_served=False, gaussian_blur_prob=0.5)
     compare(root, is_served=False, auto_augment="3a", color_jitter=None)
     compare(root, is_served=False, auto_augment="augmix-m3", color_jitter=None)
-    compare(root, is_served=False, is_training=False, crop_mode="border")
-    compare(root, is_served=False, is_training=False, change=flip_tensors)
-
-
-def stack_with_strides(batch: Any) -> Any:
-    strides = [image.stride() for image, _ in batch]
-    images, labels = zip(*batch, strict=True)
-    return torch.stack(images), torch.tensor([*labels, *sum(strides, ())])
 
 
 @NUMBERS
