@@ -9,7 +9,10 @@ import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +103,31 @@ def test_a_file_has_the_names_of_the_reference(
     assert found["fastloop_resident_memory_bytes",] > 1 << 20
     assert (found["fastloop_scale",], found["fastloop_gradient_norm",]) == (8, 2)
     assert found["fastloop_device_busy",] == 0.5 and found["fastloop_slots_lent", "train"] == 1
+
+
+def test_a_reader_always_finds_a_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastloop.tools.watch.report._FILE_S", 0)
+    path, seen, is_over = tmp_path / "run.prom", list[float](), threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            if path.exists():  # the client's parser raises if the end is missing
+                seen.append(samples_of(path.read_text())["fastloop_steps_total",])
+
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(read)
+
+        def wait(update: Any) -> None:
+            before = len(seen)
+            while update.steps > 0 and len(seen) == before and not reader.done():
+                time.sleep(0.001)
+
+        train(path, wait, steps=30)
+        is_over.set()
+        reader.result()
+    assert len(set(seen)) > 20 and seen == sorted(seen)
 
 
 def test_waits_are_counted_by_length() -> None:
