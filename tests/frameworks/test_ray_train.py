@@ -17,8 +17,16 @@ ray: Any = pytest.importorskip("ray", reason="ray is not installed")
 pytest.importorskip("ray.train.torch", reason="ray's extra train is not installed")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ordinary_processes() -> Iterator[None]:
+    """By default Ray's workers leave a busy machine to all other processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        yield
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster(ordinary_processes: None) -> Iterator[None]:
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
