@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,z,A,...,G] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,z,A,...,H] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -39,6 +39,7 @@ D    row m by `run --cache`
 E    the dataset of row t by `run --cache`
 F    row w by `run --cache`
 G    PyG's DataLoader over an InMemoryDataset: graphs of 10 to 60 nodes, four edges a node, batch 32
+H    the files of row g in timm's create_loader() for evaluation, bicubic, on the CPU
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -165,6 +166,7 @@ ROWS = {
         has_cache=True,
     ),
     "G": Row("PyG, InMemoryDataset", "graphs", 0, 4_000, (5, 5), has_cpu_time=True),
+    "H": Row("timm's evaluation", "timm", 1, 768, (2.5, 2), has_cpu_time=True, policy="none"),
 }
 
 
@@ -371,22 +373,22 @@ def make_sequences_loader(row: Row, workers: int) -> Any:
     )
 
 
-def make_timm_loader(workers: int) -> Any:
+def make_timm_loader(row: Row, workers: int) -> Any:
     import torch
     from timm.data import create_dataset, create_loader
 
+    named: dict[str, Any] = {"interpolation": "bicubic"}
+    if row.policy != "none":
+        named = {"is_training": True, "auto_augment": "rand-m7-mstd0.5-inc1", "re_prob": 0.25}
+        named |= {"interpolation": "random", "re_mode": "pixel"}
     return create_loader(
         create_dataset("", root=os.environ[FOLDER]),
         (3, 224, 224),
         128,
-        is_training=True,
-        auto_augment="rand-m7-mstd0.5-inc1",
-        interpolation="random",
-        re_prob=0.25,
-        re_mode="pixel",
         num_workers=workers,
         device=torch.device("cpu"),
         persistent_workers=False,
+        **named,
     )
 
 
@@ -409,7 +411,7 @@ def make_loader(row: Row, workers: int) -> Any:
     if row.kind == "graphs":
         return make_graphs_loader(row, workers)
     if row.kind == "timm":
-        return make_timm_loader(workers)
+        return make_timm_loader(row, workers)
     if row.kind == "sequences":
         return make_sequences_loader(row, workers)
     if row.kind in ("Trainer", "texts"):
@@ -539,7 +541,7 @@ def main() -> int:
     is_met, lines, page = True, [], "| script | no workers | 2 workers |\n|---|---|---|"
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if {*"gmopqrstuvwBCDEF"} & {*arguments.rows}:
+    if {*"gmopqrstuvwBCDEFH"} & {*arguments.rows}:
         make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")
