@@ -102,6 +102,7 @@ class JpegImage:
 
 @final
 class JpegDecoder:
+    path: str | None
     def __new__(cls, path: str, /) -> JpegDecoder: ...
     def open(self, data: bytes, /) -> JpegImage | None: ...
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from PIL import Image, ImageFile
 from fastloop import DataLoader, ImageFolder
 from fastloop import transforms as T
 from fastloop._core import JpegDecoder, JpegImage, YccImage
+from fastloop.compat import verdicts
 from fastloop.data.image_folder import decode, jpeg
 from fastloop.data.image_folder.decode import AutoDecoder
 from fastloop.data.image_folder.planes import ImagePlanes, to_array
@@ -190,13 +192,32 @@ def test_a_library_without_libjpeg_is_no_decoder() -> None:
 
 def test_other_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other:
+        path = FOUND.path
+
         def open(self, data: bytes) -> Any:
             return np.asarray(Image.open(io.BytesIO(data)).convert("L").convert("RGB"))
 
     assert jpeg.find_jpeg() is not None
     assert not jpeg._is_pillows(Other(), Image)  # type: ignore[arg-type]
     monkeypatch.setattr(jpeg, "JpegDecoder", lambda _: Other())
+    monkeypatch.setattr(verdicts, "_read", {})
     assert jpeg.find_jpeg.__wrapped__() is None
+
+
+def test_a_verdict_is_kept_for_later_programs_with_the_same_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FASTLOOP_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library, answers = tmp_path / "libjpeg.so", [True, False]
+    monkeypatch.setattr(jpeg, "JpegDecoder", lambda _: SimpleNamespace(path=str(library)))
+    monkeypatch.setattr(jpeg, "_is_pillows", lambda *_: answers.pop(0))
+    for size, is_found in enumerate((True, False)):
+        library.write_bytes(bytes(size))
+        for _ in range(2):
+            monkeypatch.setattr(verdicts, "_read", {})  # as in a new process
+            assert (jpeg.find_jpeg.__wrapped__() is not None) is is_found
+        assert len(answers) == 1 - size
 
 
 # ---- folders

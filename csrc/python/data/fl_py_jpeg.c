@@ -1,4 +1,5 @@
 /* fl_py_jpeg: see fl_py_jpeg.h. */
+#define _GNU_SOURCE /* dladdr */
 #include "fl_py_jpeg.h"
 
 #include "fl_py_image_cache.h"
@@ -51,6 +52,15 @@ static void decoder_dealloc(fl_py_jpeg_decoder *self)
     fl_py_free(self);
 }
 
+static PyObject *decoder_path(fl_py_jpeg_decoder *self, void *Py_UNUSED(closure))
+{
+    Dl_info info;
+    void *function;
+    memcpy(&function, &self->library.read_raw, sizeof function);
+    if (dladdr(function, &info) == 0) Py_RETURN_NONE;
+    return PyUnicode_DecodeFSDefault(info.dli_fname);
+}
+
 PyDoc_STRVAR(open_doc,
              "open(data, /)\n--\n\n"
              "Return the JpegImage of a file's bytes, or None if the file is not whole or\n"
@@ -78,16 +88,19 @@ static PyObject *decoder_open(fl_py_jpeg_decoder *self, PyObject *data)
 static PyMethodDef decoder_methods[] = {{"open", (PyCFunction)decoder_open, METH_O, open_doc},
                                         {NULL, NULL, 0, NULL}};
 
+static PyGetSetDef decoder_getset[] = {
+    {"path", (getter)decoder_path, NULL, "the file of libjpeg; None: unknown", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+
 PyDoc_STRVAR(decoder_doc,
              "JpegDecoder(path)\n--\n\n"
              "The libjpeg-turbo that the loaded library at `path` links. Raises ValueError if\n"
              "the library is not loaded or links none.");
 
-static PyType_Slot decoder_slots[] = {{Py_tp_doc, (void *)decoder_doc},
-                                      {Py_tp_new, decoder_new},
-                                      {Py_tp_dealloc, decoder_dealloc},
-                                      {Py_tp_methods, decoder_methods},
-                                      {0, NULL}};
+static PyType_Slot decoder_slots[] = {
+    {Py_tp_doc, (void *)decoder_doc}, {Py_tp_new, decoder_new},
+    {Py_tp_dealloc, decoder_dealloc}, {Py_tp_methods, decoder_methods},
+    {Py_tp_getset, decoder_getset},   {0, NULL}};
 
 PyType_Spec fl_py_jpeg_decoder_spec =
     FL_PY_SPEC("JpegDecoder", fl_py_jpeg_decoder, 0, decoder_slots);
