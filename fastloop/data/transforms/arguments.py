@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Sequence
+from ctypes import c_float
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -175,8 +176,8 @@ def _read_statistics(name: str, value: Any, is_divisor: bool = False) -> list[fl
     each = _as_list(value)
     checks.check_type(name, value, checks.are_numbers(each) and each, rule)
     numbers = list(map(checks.to_float, each))
-    as_computed = torch.tensor(numbers, dtype=torch.float32, device="cpu")
-    is_covered = as_computed.isfinite().all() and (as_computed.all() or not is_divisor)
+    as_computed = [c_float(number).value for number in numbers]
+    is_covered = all(map(math.isfinite, as_computed)) and (all(as_computed) or not is_divisor)
     checks.check_value(name, value, is_covered, rule)
     return numbers
 
