@@ -33,7 +33,7 @@ from fastloop.loader.route import (
     fast_iterator,
     iterate_without_broken_workers,
 )
-from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, Shared, shared_of
+from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, Shared, is_keyed, shared_of
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _collate_fn_t, _worker_init_fn_t
@@ -292,7 +292,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return shared or self.__dict__.setdefault("_shared", self._new_shared())
 
     def _new_shared(self, position: Any = None) -> Shared:
-        return Shared(position, self.path != "torch" and adapters().serve_fetches(), self.numa)
+        calls_others = self.path != "torch" and not is_keyed(self)
+        return Shared(position, calls_others and adapters().serve_fetches(), self.numa)
 
     def __iter__(self) -> BaseIter:
         position = self._shared.position

@@ -20,7 +20,7 @@ from fastloop.base.threads import NextLock, count_alone, lock_over_forks, thread
 from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, MultiIter, SingleIter
 from fastloop.data.collate import Collation, Fallbacks, fetch, lend, make_collate
-from fastloop.data.columns import is_default_collate, size_remedies
+from fastloop.data.columns import below_subsets, is_default_collate, own, size_remedies
 from fastloop.loader.resume.epoch import Position, ResumableIter
 
 if TYPE_CHECKING:
@@ -48,6 +48,13 @@ class AutoDepth(int):
 
 
 _lock = lock_over_forks()  # loaders' iterators begin in several threads
+
+
+def is_keyed(loader: DataLoader[Any]) -> bool:
+    """Tell whether fastloop's code alone makes the batches, each from its indices and the epoch."""
+    dataset = below_subsets(loader.dataset)[0]
+    find = own(dataset, "_is_keyed")  # of the exact class
+    return bool(find and find(dataset) and is_default_collate(loader.collate_fn))
 
 
 def _nobody() -> None:
