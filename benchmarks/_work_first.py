@@ -16,7 +16,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import numpy  # noqa: F401
+import numpy.random  # noqa: F401
 import PIL.Image
 import simplejpeg  # noqa: F401
 import torch

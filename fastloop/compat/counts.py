@@ -43,6 +43,11 @@ def enter_child() -> None:
         _parents, _own, _read = f"/proc/self/fd/{_own}", -1, 0
 
 
+def has_parent() -> bool:
+    """Tell whether the process that started this one takes counts."""
+    return bool(_parents)
+
+
 def _is_open(path: str) -> bool:
     """Tell whether there is such a file: a different file may have the number by now."""
     try:

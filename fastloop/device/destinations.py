@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from fastloop._core import is_small_part
 from fastloop.compat.tensors import Slot, extent, outside_inference_mode, split_buffer
@@ -142,12 +141,6 @@ class PinnedMemory(Destination):
     # torch's function pins the rest of the batch: it passes pinned tensors on, makes containers
     # anew, and lets objects pin themselves.
     complete = send
-
-
-def is_pinned_by_torch(loader: DataLoader[Any]) -> bool:
-    is_pinned = loader.pin_memory and torch.accelerator.is_available()
-    accelerator = torch.accelerator.current_accelerator() if is_pinned else None
-    return accelerator is not None and accelerator.type != "mps"
 
 
 def find_destination(

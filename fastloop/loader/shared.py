@@ -11,6 +11,7 @@ from collections.abc import Callable, MutableMapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -55,6 +56,12 @@ def is_keyed(loader: DataLoader[Any]) -> bool:
     dataset = below_subsets(loader.dataset)[0]
     find = own(dataset, "_is_keyed")  # of the exact class
     return bool(find and find(dataset) and is_default_collate(loader.collate_fn))
+
+
+def is_pinned_by_torch(loader: DataLoader[Any]) -> bool:
+    is_pinned = loader.pin_memory and torch.accelerator.is_available()
+    accelerator = torch.accelerator.current_accelerator() if is_pinned else None
+    return accelerator is not None and accelerator.type != "mps"
 
 
 def _nobody() -> None:
@@ -119,6 +126,8 @@ class Shared:
             accelerator, is_pinned: the arguments of ``find_destination``.
             is_shared, fields: the arguments of ``memory``.
         """
+        if accelerator is None and not is_pinned:
+            return self.memory(is_shared, fields), None
         from fastloop.device.availability import find_upload_fault, has_uploads
         from fastloop.device.destinations import find_destination
 
@@ -146,8 +155,6 @@ class Shared:
     ) -> tuple[BatchPool, Destination | None, int]:
         """Return memory for batches of worker processes, their destination, and the bytes that
         batches may take before the user has them."""
-        from fastloop.device.destinations import is_pinned_by_torch
-
         is_pinned = is_pinned_by_torch(loader)
         memory, destination = self.open_destination(accelerator, is_pinned, is_shared=True)
         # The other half of the budget is for memory that waits for reuse.

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,9 @@ from fastloop.base.nested import list_leaves
 from fastloop.base.shown import quote_indices
 from fastloop.compat.tensors import BYTE, extent, is_plain
 from fastloop.compat.torch_parts import ExceptionWrapper, Resume
-from fastloop.device.destinations import Destination
+
+if TYPE_CHECKING:
+    from fastloop.device.destinations import Destination
 
 # The kinds of a reply: an object that is not a batch; a pickled batch; a batch of plain containers
 # that WorkerEnd.write has written.

@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 
 from fastloop._core import WorkerEnd, keep_heap
 from fastloop.base.interrupts import end_quietly, release_in_child
-from fastloop.compat.seams import hand_over_at_end
+from fastloop.compat.counts import has_parent
 from fastloop.compat.torch_parts import (
     ExceptionWrapper,
     Resume,
@@ -228,7 +228,10 @@ def run_worker(
     try:
         release_in_child()
         forms_of.update(digests)
-        hand_over_at_end()
+        if has_parent():
+            from fastloop.compat.seams import hand_over_at_end
+
+            hand_over_at_end()
         # A spawned process has no seam yet. A forked one has its parent's value for this thread.
         Fetch.is_served = fetch.is_served = is_served and adapters().serve_fetches()
         keep_heap()

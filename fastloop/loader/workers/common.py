@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from functools import partial
 from itertools import chain, islice
+from multiprocessing import util
 from time import monotonic
 from typing import Any
 
@@ -28,12 +29,20 @@ from fastloop.loader.arrays.iterator import find_blocks
 from fastloop.loader.resume.recent import RECENT
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, LockedIter, Shared
 from fastloop.loader.workers.batch_pickle import EPOCH, Order
-from fastloop.loader.workers.lifecycle import CHECK_S, is_exiting
 
 # Arguments of torch's worker loop that an iterator has as attributes, with "_" before their names.
 _ARGUMENTS = "dataset_kind dataset auto_collation collate_fn drop_last base_seed".split()
 _ARGUMENTS += ["num_workers", "persistent_workers"]
+# A parent that waits for batches notices a dead worker after this many seconds at most.
+CHECK_S = 0.05
 TAKEN_MEANWHILE = "the batch of this next() was taken meanwhile, by a next() inside it"
+
+
+def is_exiting() -> bool:
+    """Tell whether this process is ending. multiprocessing then ends all workers, and names of
+    modules may be gone."""
+    ask = getattr(util, "is_exiting", None)
+    return ask is None or bool(ask())
 
 
 class WorkerIter(MultiIter, LockedIter):

@@ -35,13 +35,12 @@ from fastloop.base.machine import describe_memory, explain_kill, read_text
 from fastloop.compat.torch_parts import before_workers, forms_of
 from fastloop.loader.workers.child import STACK_SIGNAL, run_worker
 
-# A parent that waits for batches notices a dead worker after this many seconds at most.
-CHECK_S = 0.05
 # Seconds to wait for the exit code of a dead worker: a fork server reports it after the death.
 _CODE_S = 5.0
 # Seconds for workers to end by themselves, then after SIGTERM, then after SIGKILL: the kernel frees
 # much memory slowly.
 POLITE_S, FIRM_S, LAST_S = 2.5, 1.0, 5.0
+_JOIN_S = 0.05  # between two looks for Ctrl-C while they end
 # Seconds to wait for the stack of a worker, and between two looks.
 _STACK_S, _STACK_LOOK_S = 1.0, 0.05
 _IN_LOOP = " in _worker_loop", " in run_worker"  # below them a stack is the same in every worker
@@ -50,14 +49,6 @@ _LARGE = 1 << 20  # arrays of this many bytes or more are sent outside the pickl
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 FileRange = tuple[int, int]  # in a SharedFile: offset, bytes
-
-
-def is_exiting() -> bool:
-    """Tell whether this process is ending. multiprocessing then ends all workers, and names of
-    modules may be gone."""
-    ask = getattr(util, "is_exiting", None)
-    return ask is None or bool(ask())
-
 
 _workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -206,7 +197,7 @@ def _join(workers: Iterable[Any], seconds: float, is_patient: bool = False) -> N
         while _is_alive(worker) and (rest := deadline - monotonic()) > 0:
             if is_interrupted() and not is_patient:
                 return
-            worker.join(min(rest, CHECK_S))
+            worker.join(min(rest, _JOIN_S))
 
 
 def end_workers(workers: Sequence[Any], polite_s: float) -> None:

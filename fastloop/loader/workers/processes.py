@@ -32,9 +32,9 @@ from fastloop.compat.tensors import outside_inference_mode
 from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.stateful import DatasetReader
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
-from fastloop.loader.workers import batch_pickle, lifecycle
+from fastloop.loader.workers import batch_pickle
 from fastloop.loader.workers.batch_pickle import Order, unpack
-from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
+from fastloop.loader.workers.common import CHECK_S, TAKEN_MEANWHILE, WorkerIter, is_exiting
 from fastloop.loader.workers.dealt import DealtBatches, Parts
 from fastloop.loader.workers.lifecycle import (
     FIRM_S,
@@ -44,7 +44,6 @@ from fastloop.loader.workers.lifecycle import (
     SharedFile,
     WorkerProcess,
     end_workers,
-    is_exiting,
     living,
 )
 
@@ -275,7 +274,7 @@ class ProcessIter(WorkerIter):
         # A worker that this process has ended because it hung has not met Ctrl-C.
         while all(map(self._is_hung, self._find_dead())) and not is_interrupted():
             is_reached = any(has_met_interrupt(worker.pid) for worker in self._workers)
-            if monotonic() - begin > (FIRM_S if is_reached else lifecycle.CHECK_S):
+            if monotonic() - begin > (FIRM_S if is_reached else CHECK_S):
                 return False
             sleep(0.002)
         return True

@@ -34,8 +34,7 @@ from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.collate import Collation, fetch, lend, make_collate
 from fastloop.data.columns import below_subsets, own
 from fastloop.data.stateful import DatasetReader
-from fastloop.device.destinations import is_pinned_by_torch
-from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
+from fastloop.loader.shared import CLOSED, Shared, WorkerCounts, is_pinned_by_torch
 from fastloop.loader.workers.batch_pickle import Order, add_batch, describe_task
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
 
