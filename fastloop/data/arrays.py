@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from fastloop.base.checks import make_message, read_choice, read_int, refuse_if
 from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, gathers
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Field, check_room, read_row, register_fields
+from fastloop.data.field import Field, check_room, read_item, read_views, register_fields
 from fastloop.data.sequences.column import whole_column
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.dataset_transform import FieldTransform, for_masks, is_torchvision
@@ -24,8 +23,6 @@ from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS, Plan
 from fastloop.data.transforms.split import SplitPlan
 
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
-_VIEWS = 256
-_ITEMS = "an index, (index, view), or a slice, a list or a vector of these"
 
 
 def _make_field(name: str, value: object) -> Field | RaggedArray:
@@ -34,25 +31,6 @@ def _make_field(name: str, value: object) -> Field | RaggedArray:
     if isinstance(value, (list, tuple)) and all(isinstance(x, _NUMBERS) for x in value):
         value = torch.tensor(value, device="cpu")
     return Field(name, value, may_be_resident=True)
-
-
-def read_item(item: Any, rows: int) -> tuple[int, int]:
-    """Return row and view for ``index`` or ``(index, view)``, in a dataset of `rows` rows."""
-    index, view = item if isinstance(item, tuple) and len(item) == 2 else (item, 0)
-    try:
-        row, view = read_row(index, rows), operator.index(view)
-    except TypeError:
-        raise TypeError(make_message("a sample", _ITEMS, item)) from None
-    if not 0 <= view < _VIEWS:
-        raise ValueError(make_message("view", f"an int in [0, {_VIEWS - 1}]", view))
-    return row, view
-
-
-def read_views(transform: Mapping[Any, Any], fields: Sequence[Any]) -> list[str]:
-    """Return the keys of a transform that name views of the first field. If at least two keys are
-    not fields, these keys are views."""
-    names = [key for key in transform if key not in fields and isinstance(key, str)]
-    return names if len(names) > 1 else []
 
 
 class ArrayDataset(EpochDataset):

@@ -7,7 +7,7 @@ import mmap
 import operator
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -30,6 +30,8 @@ _REMEDIES = {  # by NumPy's dtype.kind
     "V": "pass its columns as separate fields",
     **dict.fromkeys("Mm", "pass a.view('int64')"),
 }
+_VIEWS = 256
+_ITEMS = "an index, (index, view), or a slice, a list or a vector of these"
 _SPECIAL_FILES = {"p": "FIFO", "s": "socket", "c": "character device", "b": "block device"}
 
 # A path, the address that the file's first byte would have, and a function that returns the size of
@@ -119,6 +121,25 @@ def read_row(index: Any, rows: int) -> int:
     if not -rows <= row < rows:
         raise IndexError(f"index {row} is out of bounds for a length of {rows}")
     return row % rows
+
+
+def read_item(item: Any, rows: int) -> tuple[int, int]:
+    """Return row and view for ``index`` or ``(index, view)``, in a dataset of `rows` rows."""
+    index, view = item if isinstance(item, tuple) and len(item) == 2 else (item, 0)
+    try:
+        row, view = read_row(index, rows), operator.index(view)
+    except TypeError:
+        raise TypeError(make_message("a sample", _ITEMS, item)) from None
+    if not 0 <= view < _VIEWS:
+        raise ValueError(make_message("view", f"an int in [0, {_VIEWS - 1}]", view))
+    return row, view
+
+
+def read_views(transform: Mapping[Any, Any], fields: Sequence[Any]) -> list[str]:
+    """Return the keys of a transform that name views of the first field. If at least two keys are
+    not fields, these keys are views."""
+    names = [key for key in transform if key not in fields and isinstance(key, str)]
+    return names if len(names) > 1 else []
 
 
 def torch_dtype(source: torch.Tensor | Array) -> torch.dtype:

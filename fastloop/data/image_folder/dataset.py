@@ -7,13 +7,12 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastloop._core import JpegImage
 from fastloop.base.checks import check_value, make_message
-from fastloop.data.arrays import ArrayDataset
 from fastloop.data.columns import Columns, NotCoveredError, Request
 from fastloop.data.image_folder import decode as decoders
 from fastloop.data.image_folder.cache import ONE_SIZE, Made, open_cache
@@ -21,6 +20,9 @@ from fastloop.data.image_folder.encoded import EncodedImages
 from fastloop.data.image_folder.planes import ImagePlanes, to_array
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.split import Piece, SplitPlan
+
+if TYPE_CHECKING:
+    from fastloop.data.arrays import ArrayDataset
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -277,6 +279,8 @@ class ImageFolder(EncodedImages):
         return columns
 
     def _read_images(self, argument: Any) -> ArrayDataset:
+        from fastloop.data.arrays import ArrayDataset  # most folders have no such cache
+
         rule = f"None if Python runs the transform: {self._why_python}"
         check_value("cache", argument, self._plans, rule)
         one = self._one_plans()

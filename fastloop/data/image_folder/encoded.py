@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from fastloop.base.checks import read_choice, read_function, read_int
-from fastloop.data.arrays import read_item
 from fastloop.data.collate import borrow_slots
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Array
+from fastloop.data.field import Array, read_item
 from fastloop.data.image_folder import decode as decoders
 from fastloop.data.image_folder.views import compile_views
 from fastloop.data.transforms.split import SplitPlan

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastloop.base.checks import check_value, make_message, read_choice, read_function
-from fastloop.data.arrays import read_views
+from fastloop.data.field import read_views
 from fastloop.data.transforms.dataset_transform import WHOLE, Pieces, compile_transform, why_not
 from fastloop.data.transforms.ops import is_own
 from fastloop.data.transforms.plan import OUT_LAYOUTS

@@ -13,9 +13,9 @@ from typing import Any
 
 from fastloop._core import FileReader
 from fastloop.base.checks import check_type, is_sequence, make_message, read_choice
-from fastloop.data.arrays import ArrayDataset, read_item
+from fastloop.data.arrays import ArrayDataset
 from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, find_adapter
-from fastloop.data.field import Array
+from fastloop.data.field import Array, read_item
 from fastloop.data.sequences.column import whole_column
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.shards.arrow_columns import Binaries, ColumnReader, Rows, Texts, import_arrow

@@ -25,8 +25,7 @@ import torch
 from fastloop._core import FileReader
 from fastloop.base.checks import check_type, read_optional_int, refuse_if
 from fastloop.base.shown import repr_of
-from fastloop.data.arrays import read_item
-from fastloop.data.field import Array, open_regular
+from fastloop.data.field import Array, open_regular, read_item
 from fastloop.data.shards.arrow_columns import import_arrow
 from fastloop.data.shards.cache import (
     LazyFiles,

@@ -22,8 +22,7 @@ from fastloop.base.checks import (
     make_message,
     read_choice,
 )
-from fastloop.data.arrays import read_item
-from fastloop.data.field import Array
+from fastloop.data.field import Array, read_item
 from fastloop.data.image_folder import decode as decoders
 from fastloop.data.image_folder.cache import ONE_SIZE
 from fastloop.data.image_folder.encoded import EncodedImages

@@ -8,12 +8,11 @@ Each is a dataclass, as in ops.py. fastloop computes on uint8 images, with torch
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fastloop._core import IMAGE_OPS
 from fastloop.data.transforms import arguments as arg
-from fastloop.data.transforms.plan import Geometry, GetSize, Numbers, Parts
+from fastloop.data.transforms.plan import Geometry, GetSize, Numbers, Parts, operation
 
 __all__ = ["ColorJitter", "Grayscale", "RandomGrayscale", "RandomPhotometricDistort"]
 __all__ += ["GaussianBlur", "GaussianNoise", "RandomAdjustSharpness"]
@@ -24,7 +23,7 @@ _STAYS = (math.nan, math.nan)
 _FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class Color(Geometry):
     """Base of operations that compute pixels of uint8 images.
 
@@ -55,8 +54,10 @@ class _Applied(Color):
     shown = ("p",)
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class _Gated(_Applied):
+    """Base of operations with a probability and no other argument."""
+
     p: arg.Probability = 0.5
 
 
@@ -66,7 +67,7 @@ class RandomInvert(_Gated):
     kind = IMAGE_OPS["RandomInvert"]
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomSolarize(_Applied):
     """Invert the numbers from a threshold on, with probability ``p``.
 
@@ -82,7 +83,7 @@ class RandomSolarize(_Applied):
     p: arg.Probability = 0.5
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomPosterize(_Applied):
     """Keep the highest bits of each number, with probability ``p``.
 
@@ -111,7 +112,7 @@ class RandomEqualize(_Gated):
     kind = IMAGE_OPS["RandomEqualize"]
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class Grayscale(Color):
     """Make an image grey.
 
@@ -130,7 +131,7 @@ class Grayscale(Color):
         return Numbers(numbers.values[:1].expand(self.num_output_channels, -1), numbers.dtype)
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomGrayscale(_Applied):
     """Make an image grey, with probability ``p``. The image keeps its number of channels."""
 
@@ -156,7 +157,7 @@ class _Jittered(Color):
         return dict(zip(_FACTORS, factors, strict=True))
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class ColorJitter(_Jittered):
     """Change brightness, contrast, saturation and hue by random factors, in a random order.
 
@@ -187,7 +188,7 @@ class RandomChannelPermutation(Color):
         return {"permutation": values["order"]}
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomPhotometricDistort(_Jittered):
     """Change brightness, contrast, saturation, hue and the order of channels, each with
     probability ``p``.
@@ -215,7 +216,7 @@ class RandomPhotometricDistort(_Jittered):
         return factors | {"contrast_before": early, "channel_permutation": permutation}
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomAdjustSharpness(_Applied):
     """Change the sharpness, with probability ``p``.
 
@@ -232,7 +233,7 @@ class RandomAdjustSharpness(_Applied):
     p: arg.Probability = 0.5
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class GaussianBlur(Color):
     """Blur an image, reflected at its edges.
 
@@ -258,7 +259,7 @@ class GaussianBlur(Color):
         return {"sigma": [values["number"][0]] * 2}
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class GaussianNoise(Color):
     """Add normal random numbers.
 

@@ -12,7 +12,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -24,7 +23,15 @@ from fastloop.base.checks import check_type, check_value, refuse_if
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms import color, policy, warp
 from fastloop.data.transforms.batches import BatchChoice, BatchOp
-from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Parts, Values
+from fastloop.data.transforms.plan import (
+    Geometry,
+    GetSize,
+    ImageOp,
+    Numbers,
+    Parts,
+    Values,
+    operation,
+)
 
 __all__ = ["Compose", "Identity", "Normalize", "ToDtype", "ToImage", "ToPureTensor"]
 __all__ += ["RandomApply", "RandomChoice", "RandomOrder"]
@@ -286,7 +293,7 @@ class _Padded(Geometry):
         arg.check(self, "fill", can_fill, f"one number with padding_mode={self.padding_mode!r}")
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class Pad(_Padded):
     """Pad an image on all sides.
 
@@ -305,7 +312,7 @@ class Pad(_Padded):
     padding_mode: arg.PaddingMode = "constant"
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class CenterCrop(Geometry):
     """Crop the middle of an image. If the image is too small, it is padded with 0.
 
@@ -321,7 +328,7 @@ class CenterCrop(Geometry):
     size: arg.Size
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomCrop(_Padded):
     """Crop a part at a random position.
 
@@ -356,7 +363,7 @@ class _Resampled(Geometry):
         arg.check(self, "antialias", is_covered, f"True with interpolation={self.interpolation!r}")
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class Resize(_Resampled):
     """Resize an image.
 
@@ -401,7 +408,7 @@ class Resize(_Resampled):
         return {**super().encode(get_size), "size": (height, width), "max_size": longest}
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomResizedCrop(_Resampled):
     """Crop a part with random area, aspect ratio and position, and resize the part.
 
@@ -423,8 +430,10 @@ class RandomResizedCrop(_Resampled):
     antialias: bool | None = True
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class _RandomFlip(Geometry):
+    """Base of the two flips."""
+
     reported = ("flip",)
 
     p: arg.Probability = 0.5
@@ -442,7 +451,7 @@ class RandomVerticalFlip(_RandomFlip):
     kind = IMAGE_OPS["RandomVerticalFlip"]
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomErasing(Geometry):
     """Fill a rectangle with random area, aspect ratio and position, with probability ``p``.
 
@@ -469,7 +478,7 @@ class RandomErasing(Geometry):
 # ---- values
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class ToDtype(Values):
     """Change the dtype.
 
@@ -507,7 +516,7 @@ class ToDtype(Values):
         return super().__call__(image)
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class Normalize(Values):
     """Compute (number - mean) / std of float images, channel by channel.
 

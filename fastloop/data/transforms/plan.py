@@ -13,13 +13,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Any, cast
+from functools import cached_property, partial
+from inspect import Signature, signature
+from typing import Any, TypeVar, cast
 
 import torch
+from typing_extensions import Self, dataclass_transform
 
 from fastloop._core import IMAGE_ARITHMETICS, IMAGE_LIMITS, IMAGE_OPS, ImagePlan
 from fastloop.base.checks import check_type, check_value
+from fastloop.base.threads import lock_over_forks
 from fastloop.data.transforms.arguments import DTYPES, Argument, to_floats
 
 LAYOUTS = ("CHW", "HWC")
@@ -31,15 +34,56 @@ Parts = list[dict[str, Any]]  # the parameters that params() shows for an operat
 GetSize = Callable[[], tuple[int, int]]  # returns (height, width) of images before an operation
 
 
+_OpT = TypeVar("_OpT", bound=type)
+
+# The operations that are not dataclasses yet. Making one takes 0.2 ms, and programs use few.
+_unmade: set[type] = set()
+_lock = lock_over_forks()
+
+
+@dataclass_transform(eq_default=False)
+def operation(cls: _OpT) -> _OpT:
+    """Make a dataclass of an operation as soon as the operation, or a subclass, is used. The class
+    has a docstring, else the dataclass would ask for its signature, which asks for the dataclass.
+    """
+    _unmade.add(cls)
+    return cls
+
+
+def make_operation(cls: type) -> None:
+    """Make dataclasses of an operation and its bases, where that has not been done."""
+    with _lock:
+        for base in reversed(cls.__mro__):
+            if base in _unmade:
+                dataclass(repr=False, eq=False)(base)
+                _unmade.remove(base)
+
+
+class _Signature:
+    """The signature of an operation."""
+
+    def __get__(self, op: object, cls: Any) -> Signature | None:
+        make_operation(cls)
+        return signature(partial(cls.__init__, None)) if op is None else None
+
+
 class ImageOp:
     """Base of all operations. You can call an operation with one image.
 
     A class with arguments is a dataclass, and its fields are annotated with kinds of arguments.
     """
 
+    __signature__ = _Signature()
     _parts: tuple[Any, ...] = ()
     _work = ""
     _compiled: tuple[tuple[int, ...], Plan] | None = None  # for the shape of the last image
+
+    def __new__(cls, *_args: object, **_named: object) -> Self:
+        make_operation(cls)
+        return super().__new__(cls)
+
+    def __init__(self) -> None:
+        """Take no arguments, unless a dataclass does."""
 
     def __post_init__(self) -> None:
         for name, argument in self._arguments():

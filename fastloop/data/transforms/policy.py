@@ -6,13 +6,12 @@ torchvision's v2. The core has the tables."""
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fastloop._core import IMAGE_OPS
 from fastloop.base import checks
 from fastloop.data.transforms import arguments as arg
-from fastloop.data.transforms.plan import Parts
+from fastloop.data.transforms.plan import Parts, operation
 from fastloop.data.transforms.warp import Warp
 
 __all__ = ["AugMix", "AutoAugment", "AutoAugmentPolicy", "RandAugment", "TrivialAugmentWide"]
@@ -44,7 +43,7 @@ class Policy(Warp):
         return {"transforms": [(NAMES[op], magnitude) for op, magnitude in drawn]}
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandAugment(Policy):
     """Apply operations that are drawn from a table with 14 entries, all with the same strength.
 
@@ -70,7 +69,7 @@ class RandAugment(Policy):
         arg.check(self, "magnitude", self.magnitude < self.num_magnitude_bins, rule)
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class TrivialAugmentWide(Policy):
     """Apply one operation that is drawn from a table with 14 entries, with a random strength.
 
@@ -88,7 +87,7 @@ class TrivialAugmentWide(Policy):
     fill: arg.Fill = None
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class AutoAugment(Policy):
     """Apply one of 25 pairs of operations that were found for one dataset.
 
@@ -114,7 +113,7 @@ class AutoAugment(Policy):
         return [list(AutoAugmentPolicy).index(self.policy)]
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class AugMix(Policy):
     """Mix an image with results of several chains of operations on it, with random weights.
 

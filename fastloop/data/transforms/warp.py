@@ -6,13 +6,12 @@ torchvision's v2."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fastloop._core import IMAGE_OPS
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.color import Color
-from fastloop.data.transforms.plan import GetSize, Parts
+from fastloop.data.transforms.plan import GetSize, Parts, operation
 
 __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 
@@ -47,7 +46,7 @@ class Warp(Color):
         return super().encode(get_size) | border
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomRotation(Warp):
     """Turn an image around its center by a random angle.
 
@@ -80,7 +79,7 @@ class RandomRotation(Warp):
         return {"angle": values["number"][0]}
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomAffine(Warp):
     """Turn, move, scale and shear an image at random.
 
@@ -117,7 +116,7 @@ class RandomAffine(Warp):
         return {"angle": angle, "translate": moved, "scale": scale, "shear": tuple(shear)}
 
 
-@dataclass(repr=False, eq=False)
+@operation
 class RandomPerspective(Warp):
     """Tilt an image at random, with probability ``p``.
 
