@@ -113,6 +113,11 @@ def test_a_first_batch_imports_only_what_it_uses(tmp_path: Path) -> None:
     run_program(tmp_path, "import/a_first_batch_imports_only_what_it_uses", is_fresh=True)
 
 
+def test_the_first_batch_of_a_folder_imports_only_what_it_uses(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    run_program(tmp_path, "import/a_folder_imports_only_what_it_uses", is_fresh=True)
+
+
 def test_the_module_can_be_imported_twice_and_from_a_thread(tmp_path: Path) -> None:
     run_program(
         tmp_path,

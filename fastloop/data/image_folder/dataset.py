@@ -15,14 +15,14 @@ from fastloop._core import JpegImage
 from fastloop.base.checks import check_value, make_message
 from fastloop.data.columns import Columns, NotCoveredError, Request
 from fastloop.data.image_folder import decode as decoders
-from fastloop.data.image_folder.cache import ONE_SIZE, Made, open_cache
 from fastloop.data.image_folder.encoded import EncodedImages
-from fastloop.data.image_folder.planes import ImagePlanes, to_array
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.split import Piece, SplitPlan
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # most folders have no cache
     from fastloop.data.arrays import ArrayDataset
+    from fastloop.data.image_folder.cache import Made
+    from fastloop.data.image_folder.planes import ImagePlanes
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -194,6 +194,8 @@ class ImageFolder(EncodedImages):
         return "" if has_cache else "cache='u8:FOLDER' for the ImageFolder"
 
     def _size_remedy(self) -> str:
+        from fastloop.data.image_folder.cache import ONE_SIZE
+
         return f"Images of a folder may have several sizes: {ONE_SIZE}."
 
     # ---- samples
@@ -208,6 +210,8 @@ class ImageFolder(EncodedImages):
         path = self.samples[row][0]
         planes = self._planes
         if planes is not None and (image := planes.read(path)) is not None:
+            from fastloop.data.image_folder.planes import to_array
+
             return image if self._takes_planes else to_array(image)
         least = math.inf if path in self._refused else least
         return self._decode_image(path, lambda: decoders.read_file(path), least)
@@ -249,6 +253,8 @@ class ImageFolder(EncodedImages):
     # ---- the cache
 
     def _open_planes(self, argument: str) -> ImagePlanes:
+        from fastloop.data.image_folder.planes import ImagePlanes
+
         is_ours = isinstance(self._decode, decoders.AutoDecoder)
         check_value("cache", f"planes:{argument}", is_ours, "None if decode is a function")
         # Functions take arrays. A chain may begin with one.
@@ -279,7 +285,8 @@ class ImageFolder(EncodedImages):
         return columns
 
     def _read_images(self, argument: Any) -> ArrayDataset:
-        from fastloop.data.arrays import ArrayDataset  # most folders have no such cache
+        from fastloop.data.arrays import ArrayDataset
+        from fastloop.data.image_folder.cache import open_cache
 
         rule = f"None if Python runs the transform: {self._why_python}"
         check_value("cache", argument, self._plans, rule)
