@@ -1,6 +1,6 @@
 """A program that loads the first batch of a folder of JPEG files, and how long each step takes.
 
-    python benchmarks/_work_first.py threads|processes|torch FOLDER
+    python benchmarks/_work_first.py threads|processes|torch|limit FOLDER
 
 Prints the milliseconds as JSON: from the import of fastloop to the second batch, and the warm work
 of the first batch. What any program with images has imported is imported before.
@@ -11,6 +11,8 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -24,7 +26,19 @@ import torch.utils.data
 
 BATCH, WORKERS = 32, 2
 STEPS = "import", "open", "loader", "iter"  # before next()
+NAMES = "threads", "processes", "torch", "limit"
 VALUES = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+
+
+class Plain:
+    """fastloop's samples by plain threads, without any loader: what is cold in a first batch."""
+
+    def __init__(self, dataset: Any, batch: int, sampler: list[int], num_workers: int) -> None:
+        self.dataset, self.indices, self.workers = dataset, sampler[:batch], num_workers
+
+    def __iter__(self) -> Iterator[Any]:
+        with ThreadPoolExecutor(self.workers) as pool:
+            yield list(pool.map(self.dataset.__getitem__, self.indices))
 
 
 def load(who: str, root: str) -> tuple[dict[str, float], Any, list[int]]:
@@ -41,7 +55,7 @@ def load(who: str, root: str) -> tuple[dict[str, float], Any, list[int]]:
     if given is None:
         from fastloop import DataLoader, ImageFolder, transforms
 
-        given = ImageFolder, DataLoader, transforms
+        given = ImageFolder, Plain if who == "limit" else DataLoader, transforms
     folder, loader_class, t = given
     ends.append(perf_counter())
     first = [t.PILToTensor()] if who == "torch" else []

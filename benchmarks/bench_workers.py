@@ -42,6 +42,7 @@ i    a program's first batch of the images of a, 2 workers; torch's with torchvi
      torch. First the time before next(): `import fastloop`, opening the folder, making the loader,
      iter(). Of processes torch's time for the same steps is not fastloop's own. Then the wait for
      the batch, as a share of half the time in which one thread makes it when everything is warm.
+     limit: the same samples on 2 plain threads of a fresh process, without any loader.
 
 One table row each on stdout; one JSON line each in FILE, or on stdout after the table.
 """
@@ -81,7 +82,7 @@ from _harness import (
     tree_pss_mb,
 )
 from _work import LOADERS
-from _work_first import STEPS, WORKERS
+from _work_first import NAMES, STEPS, WORKERS
 from _work_workers import (
     TORCH_VARIANTS,
     Folder,
@@ -447,7 +448,7 @@ def time_rest(batches: Iterator[Any]) -> float:
 
 def row_i(bench: Bench) -> None:
     root = images_of(bench)
-    taken: dict[str, list[dict[str, float]]] = {who: [] for who in (*OURS, "torch")}
+    taken: dict[str, list[dict[str, float]]] = {who: [] for who in NAMES}
     # Python keeps the byte code of modules, and fastloop its verdicts, as on users' machines.
     own = {"PYTHONDONTWRITEBYTECODE": "", "XDG_CACHE_HOME": str(bench.folder)}
     program = Path(__file__).with_name("_work_first.py")
