@@ -8,6 +8,8 @@
 #                        (test-frameworks) and those that are marked slowest: make test-all has both
 #   make test-torchvision  the tests that compare with torchvision, which `make torchvision` fetches
 #                        into a folder of its own: `make test` goes without
+#   make test-adapters   the tests with the real TensorBoard, wandb, MLflow and Ray Train (ADAPTERS), which
+#                        go into a folder of their own, too; .ci/run goes without, they take minutes
 #   make matrix          the heart of the Python tests on other releases of torch, other Pythons and
 #                        other start methods, each in an environment of its own in MATRIX_DIR;
 #                        docs/results/versions.md. VERSIONS='2.10 py3.13 spawn' chooses, AGAIN=1 repeats
@@ -52,7 +54,7 @@ PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 # because the longest are in front. Tests wait for a third of their time, so one more than JOBS run.
 AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder)
 
-.PHONY: demo quick matrix overlay test test-all test-frameworks pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu docs sdist wheel test-wheels clean distclean install FORCE
+.PHONY: demo quick matrix overlay test test-all test-frameworks pytest torchvision test-torchvision test-adapters ctest asan tsan aarch64 lint bench gpu docs sdist wheel test-wheels clean distclean install FORCE
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/install
@@ -91,6 +93,13 @@ test-torchvision: install torchvision
 	export PYTHONPATH=$(TORCHVISION); $(PYTEST) $(shell grep -rl torchvision $(CURDIR)/tests/data --include='test_*.py') \
 		$(addprefix $(CURDIR)/tests/,frameworks/test_torchvision_folders.py loader/test_served_fetches.py) \
 		$(wildcard $(CURDIR)/tests/patching/test_patch_transforms*.py) $(AT_A_TIME) $(PYTEST_ARGS)
+
+# The folder has all that they depend on, in the newest releases that go together.
+ADAPTERS ?= tensorboard==2.21.0 wandb==0.31.0 mlflow==3.17.2 ray[train]==2.60.0
+
+test-adapters: install $(STAMPS)/adapters
+	export PYTHONPATH=$(VENV)/adapters; \
+		$(PYTEST) $(addprefix $(CURDIR)/tests/frameworks/test_,trackers.py ray_train.py) -rs $(PYTEST_ARGS)
 
 quick: install
 	$(PYTEST) $(addprefix $(CURDIR)/tests/,loader data workers device step house) --quick \
@@ -170,6 +179,12 @@ $(STAMPS)/bench-requirements: requirements-bench.txt $(STAMPS)/requirements
 
 $(STAMPS)/torchvision: requirements-bench.txt $(STAMPS)/requirements
 	$(PIP) install --no-deps --upgrade --target $(TORCHVISION) $$(grep -E '^(torchvision)=' requirements-bench.txt)
+	touch $@
+
+$(STAMPS)/adapters: $(STAMPS)/requirements
+	@echo 'installing $(ADAPTERS): 1.2 GB'
+	rm -rf $(VENV)/adapters
+	$(PIP) install --no-compile --target $(VENV)/adapters $(ADAPTERS)
 	touch $@
 
 INSTALL_NEEDS := $(STAMPS)/$(if $(filter-out demo,$(or $(MAKECMDGOALS),demo)),,demo-)requirements
