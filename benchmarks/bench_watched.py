@@ -2,19 +2,20 @@
 
     python benchmarks/bench_watched.py [--quick] [--json FILE]
 
-A step is a real one of a linear model, some 0.2 ms, and a device's 1.8 ms, which are a sleep. Each
-training is a fresh process: by `python`; by `fastloop run`; by `fastloop run --report --watch
---metrics=:PORT`, everything that watches, while this program reads the port each second by
-prometheus_client's parser; and by `traceml run` with TraceML's trace_step around each step, if
-traceml-ai is installed (pip install traceml-ai).
+A step is a real one of a linear model, some 0.2 ms, and a device's 1.8 ms, which are a sleep.
+Everything that watches is a page, a line each second, and a port that this program reads each
+second by prometheus_client's parser. TraceML is `traceml run` with its trace_step around each step,
+if traceml-ai is installed (pip install traceml-ai).
 
-a  what each step pays: CPU time of the process, all threads included, in the steps from WARM on,
-   long enough for all that comes once in ten seconds. The goal is 0.5 % of a step of 2 ms.
+a  what each step pays: CPU time of the process, all threads included, and wall time. Fastloop's
+   report watches every other stretch of 10 s in one process, because two processes differ by more
+   than the report costs; TraceML has a process of its own, beside one by `python`. The goal is
+   0.5 % of a step of 2 ms.
 b  what a program pays once: CPU time of a whole program of SHORT steps: imports, opening, the first
-   verdict, the pages at the end. For TraceML with its aggregator, a process of its own.
+   verdict, the pages at the end. For TraceML with its aggregator, a process of its own. Programs by
+   `fastloop run` with and without everything, by `traceml run` and by `python` take turns.
 
-All take turns, and a round's costs are of runs beside each other: fastloop's report against
-`fastloop run`, TraceML against `python`. Median (lowest - highest).
+Median (lowest - highest).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,9 +35,9 @@ from typing import Any, NamedTuple
 
 from _harness import Goal, Report, Result, Times, parse_arguments
 
-EPOCH, WARM, STEPS, SHORT, GOAL_US = 1_000, 1_500, 6_500, 100, 10.0
+EPOCH, WARM, STEPS, SHORT, GOAL_US = 1_000, 1_000, 5_000, 100, 10.0
 DEVICE_S = 0.0018
-CHILD, TRACED = "--child", "--traced"
+CHILD, TRACED, TURNS = "--child", "--traced", "--turns"
 PAIRS = {"fastloop": ("watched", "run"), "traceml": ("traceml", "python")}
 
 
@@ -48,8 +50,9 @@ class Cost(NamedTuple):
     whole_ms: float
 
 
-def train(steps: int, is_traced: bool) -> None:
-    """Print CPU and wall time of a step from WARM on, or of all steps if there are not so many."""
+def make_training(is_traced: bool) -> Callable[[int, int], tuple[float, float]]:
+    """Return a function that trains for some steps, the warm ones first, and returns CPU and wall
+    time of a step after these, in µs."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -68,31 +71,48 @@ def train(steps: int, is_traced: bool) -> None:
         import traceml_ai  # type: ignore[import-not-found]
 
         traceml_ai.init(mode="auto")
-    done, begin, warm = 0, (0.0, 0.0), WARM * (steps > WARM)
-    while done < steps:
-        for (rows,) in loader:
-            if done == warm:
-                begin = process_time(), perf_counter()
-            if is_traced:
-                with traceml_ai.trace_step(model):
+
+    def train(warm: int, steps: int) -> tuple[float, float]:
+        done, begin = 0, (0.0, 0.0)
+        while True:
+            for (rows,) in loader:
+                if done == warm:
+                    begin = process_time(), perf_counter()
+                if is_traced:
+                    with traceml_ai.trace_step(model):
+                        step(rows)
+                else:
                     step(rows)
-            else:
-                step(rows)
-            done += 1
-            if done == steps:
-                break
-    took = process_time() - begin[0], perf_counter() - begin[1]
-    print(CHILD, *(seconds * 1e6 / (steps - warm) for seconds in took))
+                done += 1
+                if done == warm + steps:
+                    took = process_time() - begin[0], perf_counter() - begin[1]
+                    return took[0] * 1e6 / steps, took[1] * 1e6 / steps
+
+    return train
+
+
+def train_in_turns(page: str, port: int, rounds: int) -> None:
+    """Print what a step costs with everything that watches and without, in turns."""
+    import fastloop
+
+    train = make_training(is_traced=False)
+    train(WARM, 1)
+    for turn in range(rounds):
+        for name in ("watched", "run")[:: 1 if turn % 2 else -1]:
+            with ExitStack() as stack:
+                if name == "watched":
+                    report = fastloop.report(page, watch=1.0, metrics=f":{port}")
+                    stack.enter_context(report)
+                print(CHILD, name, *train(WARM, STEPS))
 
 
 def commands(folder: Path, port: int, steps: int) -> dict[str, list[str]]:
+    """Return the programs that train: fastloop's by their names in PAIRS, if they are short."""
     fastloop, child = ["-m", "fastloop", "run"], [__file__, CHILD, str(steps)]
-    watched = [f"--report={folder}/run.html", "--watch=1", f"--metrics=:{port}"]
-    found = {
-        "python": child,
-        "run": [*fastloop, *child],
-        "watched": [*fastloop, *watched, *child],
-    }
+    found = {"python": child}
+    if steps == SHORT:
+        watched = [f"--report={folder}/run.html", "--watch=1", f"--metrics=:{port}"]
+        found |= {"run": [*fastloop, *child], "watched": [*fastloop, *watched, *child]}
     if find_spec("traceml_ai"):
         traceml = ["-m", "traceml_ai.launcher.cli", "run", f"--logs-dir={folder}"]
         found["traceml"] = [*traceml, __file__, "--args", *child[1:], TRACED]
@@ -116,8 +136,9 @@ def scrape(port: int) -> float:
     return 0.0
 
 
-def measure_once(arguments: list[str], folder: Path, port: int) -> tuple[Cost, int]:
-    """Run one training. Return its cost, and how many scrapes have told of steps."""
+def run(arguments: list[str], folder: Path, port: int) -> tuple[list[list[str]], float, int]:
+    """Run a program. Return the words of the lines it marked, its CPU time in ms, and how many
+    scrapes of the port have told of steps."""
     scrapes = 0
     # Programs of users do not compile all modules each time.
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -135,26 +156,33 @@ def measure_once(arguments: list[str], folder: Path, port: int) -> tuple[Cost, i
         process.returncode = ended[1]
         output.seek(0)
         text = output.read()
-    for line in text.splitlines():
-        if CHILD in line.split()[:1]:
-            step_us, wall_us = map(float, line.split()[1:])
-            whole_ms = (ended[2].ru_utime + ended[2].ru_stime) * 1e3
-            return Cost(step_us, wall_us, whole_ms), scrapes
-    raise RuntimeError(f"{arguments} printed no time:\n{text}")
+    found = [words[1:] for line in text.splitlines() if (words := line.split())[:1] == [CHILD]]
+    if not found:
+        raise RuntimeError(f"{arguments} printed no time:\n{text}")
+    return found, (ended[2].ru_utime + ended[2].ru_stime) * 1e3, scrapes
 
 
-def measure(folder: Path, steps: int, rounds: int) -> tuple[dict[str, list[Cost]], int]:
-    """Run all trainings in turns. Return the costs of each, and the number of scrapes."""
+def measure(folder: Path, steps: int, rounds: int) -> dict[str, list[Cost]]:
+    """Run all programs in turns. Return the costs of each."""
     runs: dict[str, list[Cost]] = {}
-    scrapes = 0
     for turn in range(rounds):
         own, port = folder / f"{steps}-{turn}", find_port()
         own.mkdir()
         pairs = list(commands(own, port, steps).items())
         for key, command in pairs if turn % 2 else reversed(pairs):
-            cost, told = measure_once(command, own, port)
-            runs.setdefault(key, []).append(cost)
-            scrapes += told
+            ((step_us, wall_us),), whole_ms, _ = run(command, own, port)
+            runs.setdefault(key, []).append(Cost(float(step_us), float(wall_us), whole_ms))
+    return runs
+
+
+def measure_in_turns(folder: Path, rounds: int) -> tuple[dict[str, list[Cost]], int]:
+    """Return what fastloop's steps cost, and the number of scrapes."""
+    runs: dict[str, list[Cost]] = {"watched": [], "run": []}
+    port = find_port()
+    child = [__file__, CHILD, TURNS, f"{folder}/run.html", str(port), str(rounds)]
+    lines, _, scrapes = run(["-m", "fastloop", "run", *child], folder, port)
+    for name, step_us, wall_us in lines:
+        runs[name].append(Cost(float(step_us), float(wall_us), 0.0))
     return runs, scrapes
 
 
@@ -175,12 +203,14 @@ def main() -> None:
     with TemporaryDirectory() as name, Report(args.json, [*PAIRS]) as report:
         report.open(rounds=rounds)
         if "a" in args.rows:
-            runs, scrapes = measure(Path(name), STEPS, rounds)
+            runs, scrapes = measure_in_turns(Path(name), rounds)
+            if find_spec("traceml_ai"):
+                runs |= measure(Path(name), STEPS, rounds)
             shown = compare(runs, "step_us", "µs")
             goal = Goal("a step", shown["fastloop"].median, GOAL_US, False, "µs")
             report.row("a", "a step", [goal], shown, scrapes=scrapes, **describe(runs))
         if "b" in args.rows:
-            runs, _ = measure(Path(name), SHORT, 2 * rounds)
+            runs = measure(Path(name), SHORT, 2 * rounds)
             report.row("b", "once", [], compare(runs, "whole_ms", "ms"), **describe(runs))
 
 
@@ -192,7 +222,11 @@ def describe(runs: dict[str, list[Cost]]) -> dict[str, dict[str, dict[str, float
 
 
 if __name__ == "__main__":
-    if CHILD in sys.argv:
-        train(int(sys.argv[sys.argv.index(CHILD) + 1]), TRACED in sys.argv)
+    if TURNS in sys.argv:
+        train_in_turns(sys.argv[-3], int(sys.argv[-2]), int(sys.argv[-1]))
+    elif CHILD in sys.argv:
+        total = int(sys.argv[sys.argv.index(CHILD) + 1])
+        warm = WARM if total > WARM else 0
+        print(CHILD, *make_training(TRACED in sys.argv)(warm, total))
     else:
         main()
