@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from threading import Event
 from typing import Any
 
@@ -352,6 +353,64 @@ def test_a_handler_that_raises_loses_no_task(name: str) -> None:
             assert len(found) >= 7  # next() was about to return the batch that may be lost
             assert [batch[0].item() for batch in loader] == [i * i for i in range(0, 23, 3)]
             assert loader.stats().ahead_hits == 1
+
+
+@pytest.mark.parametrize("is_persistent", [True, False])
+@pytest.mark.parametrize("most", [1, 9])
+def test_a_handler_may_iterate_while_a_task_is_sent_ahead(most: int, is_persistent: bool) -> None:
+    squares = [i * i for i in range(0, 23, 3)]
+    for turn in range(1, 16):
+        with ahead("sequential", Own(), path="thread", persistent_workers=is_persistent) as loader:
+            iterator, found, others = iter(loader), list[int](), list[int]()
+            before, turns = iterator._prepare, iter(range(turn, 0, -1))
+
+            def take(of: Any, to: list[int], most: int = most) -> None:
+                to += [batch[0].item() for batch in islice(of, most)]
+
+            def prepare(
+                *args: Any, before: Any = before, turns: Any = turns, take: Any = take,
+                each: Any = (iterator, found, loader, others),
+            ) -> Any:  # fmt: skip
+                prepared = before(*args)
+                if next(turns, 0) == 1:
+                    take(*each[:2])
+                    if most > 1 and not is_persistent:
+                        take(*each[2:])
+                return prepared
+
+            iterator._prepare = prepare
+            take(iterator, found, 9)
+            del iterator._prepare
+            assert sorted(found) == squares
+            assert others in ([], squares)
+            for _ in range(2):
+                assert [batch[0].item() for batch in loader] == squares
+
+
+def test_a_handler_that_iterates_keeps_the_random_states_of_workers() -> None:
+    def epochs(loader: Any, turn: int = 0) -> list[Any]:
+        torch.manual_seed(1)
+        iterator, found = iter(loader), list[Any]()
+        if turn:
+            before, turns = iterator._prepare, iter(range(turn, 0, -1))
+
+            def prepare(*args: Any) -> Any:
+                prepared = before(*args)
+                if next(turns, 0) == 1:
+                    found.append(values(next(iterator)))
+                return prepared
+
+            iterator._prepare = prepare
+        found += [values(batch) for batch in iterator]
+        vars(iterator).pop("_prepare", None)
+        torch.rand(3)  # so what was read ahead is dropped
+        return sorted(found) + [values(batch) for batch in loader]
+
+    expected = epochs(make(TorchLoader, "shuffle"))
+    for turn in range(5, 10):  # orders to keep the states, then tasks that are sent ahead
+        with ahead("shuffle") as loader:
+            assert epochs(loader, turn) == expected, turn
+            assert loader.stats().ahead_drops == 1
 
 
 def test_a_task_that_a_handler_held_up_goes_before_later_tasks() -> None:

@@ -416,14 +416,21 @@ class WorkerIter(MultiIter, LockedIter):
         if self._ahead is None:
             count = self._prefetch_factor * self._num_workers
             ahead = forecast.foresee(lambda batches: list(islice(batches, count))) or []
-            for worker in workers if ahead else ():
-                self._unsent[~worker] = self._prepare(worker, Order(worker, generators="keep"))
-            self._ahead = ahead
+            orders = {
+                ~worker: self._prepare(worker, Order(worker, generators="keep"))
+                for worker in (workers if ahead else ())
+            }
+            # No call stands between the next lines. A handler may have looked ahead, by next().
+            if self._ahead is None:
+                self._unsent |= orders
+                self._ahead = ahead
         if self._sent_ahead < len(self._ahead):
             worker = self._sent_ahead % self._num_workers
             number = self._first + EPOCH + self._sent_ahead
             send = self._prepare(worker, (number, self._ahead[self._sent_ahead]))
-            # No call stands between the next lines.
+            # No call stands between the next lines. A handler may have sent the task, by next().
+            if number != self._first + EPOCH + self._sent_ahead:
+                return
             self._unsent[number] = send
             self._task_info[number] = (worker,)
             self._tasks_outstanding += 1
