@@ -132,9 +132,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``IterableDataset`` without ``state_dict()``: the samples of every batch yielded are
             read again and dropped. None: the epoch starts anew.
         epochs_ahead: 1: while the last batches of an epoch are handed out, idle workers make the
-            first batches of the next epoch. Worker processes and threads need
-            ``persistent_workers=True``; the array path does not. If the program then does between
-            the epochs what it did last time, the batches are there at ``iter()``; else they are
+            first batches of the next epoch. Worker processes need ``persistent_workers=True``, and
+            so do worker threads with a ``worker_init_fn``. If the program then does between the
+            epochs what it did last time, the batches are there at ``iter()``; else they are
             dropped. Batches and random numbers are the same in both cases, unless reading
             a sample changes the dataset, or the program changes between epochs what workers read,
             for example a number in shared memory. ``stats()`` counts both cases.

@@ -131,7 +131,11 @@ class Stateful(Own):
 
 def test_what_is_declined_says_why() -> None:
     for kwargs, why in [
-        ({"persistent_workers": False}, "persistent_workers is not True"),
+        ({"persistent_workers": False, "path": "process"}, "persistent_workers is not True"),
+        (
+            {"persistent_workers": False, "worker_init_fn": int},
+            "worker_init_fn runs as each epoch begins",
+        ),
         ({"dataset": Stream(), "num_workers": 1}, "an IterableDataset has no indices"),
         ({"dataset": Stateful(), "num_workers": 1}, "the dataset keeps a state of its own"),
         ({"in_order": False}, "in_order is False"),

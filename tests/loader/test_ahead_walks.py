@@ -37,6 +37,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "processes": (Noisy, {}, "interrupt"),
     "processes that die": (Own, {"on_worker_death": "restart"}, "kill kill"),
     "threads": (Own, {"path": "thread"}, "interrupt"),
+    "threads, new iterators": (Own, {"path": "thread", "persistent_workers": False}, "interrupt"),
     "array": (lambda: TensorDataset(torch.arange(23)), {}, "interrupt"),
     "array, new iterators": (
         lambda: TensorDataset(torch.arange(23)),
@@ -97,6 +98,7 @@ class Walk:
         for step in steps:
             self.number = self.choices.randrange(1, 9)
             live = getattr(self.loader, "_iterator", None)  # of persistent workers
+            live = live or getattr(getattr(self.loader, "_shared", None), "idle", None)
             self.states[step, bool(getattr(live, "_sent_ahead", 0))] += 1
             given = getattr(self, step)()
             self.found.append((step, given, generators(self.loader)))

@@ -1,5 +1,6 @@
-"""epochs_ahead=1 on the array path without persistent workers: each epoch has its own iterator, and
-what the last one has read ahead is the next one's if the loader still reads the same data."""
+"""epochs_ahead=1 without persistent workers, on the array path and in worker threads: each epoch
+has its own iterator, and what the last one has read ahead is the next one's if the loader still
+reads the same data."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from epoch_cases import epochs_of, make_dataset
 from epoch_steps import KINDS, STEPS, ahead, generators, make, run, values
 from lazy_device import LazyAccelerator, LazyDevice
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import Subset, SubsetRandomSampler, TensorDataset, default_collate
 from workers import threads, wait_until
 
 import fastloop.loader.device_iter
@@ -43,9 +44,14 @@ def torchs(kind: str = "sequential", dataset: Any = None, **more: Any) -> Any:
     return make(TorchLoader, kind, rows() if dataset is None else dataset, **{**HOW, **more})
 
 
+@pytest.fixture(params=["auto", "thread"])
+def path(request: pytest.FixtureRequest) -> str:
+    return request.param  # type: ignore[no-any-return]
+
+
 def counts(loader: Any) -> tuple[int, int]:
     found = loader.stats()
-    assert found.path == "array"
+    assert found.path == ("array" if loader.path == "auto" else loader.path)
     return found.ahead_hits, found.ahead_drops
 
 
@@ -57,10 +63,10 @@ def epoch(loader: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_run_is_torchs(kind: str) -> None:
+def test_any_run_is_torchs(path: str, kind: str) -> None:
     workers = 3 if kind in ("shuffle", "weights") else 1
     steps = random.Random(kind).choices(STEPS, k=30) + ["all"] * 3
-    with array(kind, num_workers=workers) as loader:
+    with array(kind, path=path, num_workers=workers) as loader:
         assert run(loader, steps) == run(torchs(kind, num_workers=workers), steps)
         assert counts(loader)[0] > 0
 
@@ -113,14 +119,14 @@ def test_iterators_in_turns_are_torchs(kind: str, seed: int) -> None:
         ("distributed", "set_epoch all set_epoch all set_epoch all", (1, 1)),
     ],
 )
-def test_what_is_foreseen(kind: str, steps: str, expected: tuple[int, int]) -> None:
-    with array(kind) as loader:
+def test_what_is_foreseen(path: str, kind: str, steps: str, expected: tuple[int, int]) -> None:
+    with array(kind, path=path) as loader:
         run(loader, steps.split())
         assert counts(loader) == expected
 
 
-def test_an_iterator_that_is_held_may_have_a_successor() -> None:
-    with array() as loader:
+def test_an_iterator_that_is_held_may_have_a_successor(path: str) -> None:
+    with array(path=path) as loader:
         held = []
         for _ in range(3):
             iterator = iter(loader)
@@ -225,23 +231,50 @@ def test_data_that_change_no_more_are_read_ahead_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("timeout", 9), ("num_workers", 3), ("prefetch_factor", 3)]
+    ("path", "name", "value"),
+    [
+        ("auto", "timeout", 9),
+        ("auto", "num_workers", 3),
+        ("auto", "prefetch_factor", 3),
+        ("thread", "num_workers", 3),
+        ("thread", "collate_fn", lambda batch: default_collate(batch)),
+    ],
 )
-def test_arguments_that_are_assigned_count(name: str, value: int) -> None:
-    with array() as loader:
+def test_arguments_that_are_assigned_count(path: str, name: str, value: Any) -> None:
+    with array(path=path) as loader:
         first = epoch(loader)
         setattr(loader, name, value)
         assert [epoch(loader), epoch(loader)] == [first, first]
         assert counts(loader) == (1, 1)
 
 
-def test_a_loader_that_is_asked_for_no_more_epochs_ahead_reads_none() -> None:
-    before = len(threads())
-    with array() as loader:
+def test_threads_that_have_died_are_left_to_nobody() -> None:
+    with array(path="thread") as loader:
+        first = epoch(loader)
+        loader._shared.idle._workers[1].put(None)  # ends the thread
+        wait_until(lambda: not loader._shared.idle._workers[1].is_alive())
+        assert [epoch(loader), epoch(loader)] == [first, first]
+        assert counts(loader) == (1, 1)
+
+
+def test_loaders_may_change_their_path() -> None:
+    before = threads()
+    with array(path="thread") as loader:
+        first = epoch(loader)
+        for path in ("auto", "thread", "process", "thread", "thread"):
+            loader.path = path
+            assert epoch(loader) == first
+        assert counts(loader) == (1, 0)
+    wait_until(lambda: not threads() - before)
+
+
+def test_a_loader_that_is_asked_for_no_more_epochs_ahead_reads_none(path: str) -> None:
+    before = threads()
+    with array(path=path) as loader:
         for ahead, left in [(1, 2), (0, 0), (1, 2)]:
             loader.epochs_ahead = ahead
             assert len(epoch(loader)) == 8
-            wait_until(lambda left=left: len(threads()) == before + left)
+            wait_until(lambda left=left: len(threads() - before) == left)
         assert counts(loader) == (0, 0)
 
 
@@ -259,8 +292,11 @@ def test_the_next_epoch_of_random_transforms_is_foreseen() -> None:
 # ---- states, ends and threads
 
 
-def test_a_loaded_state_goes_before_the_forecast() -> None:
-    with array("generator") as loader, make(DataLoader, "generator", rows(), **HOW) as other:
+def test_a_loaded_state_goes_before_the_forecast(path: str) -> None:
+    with (
+        array("generator", path=path) as loader,
+        make(DataLoader, "generator", rows(), **HOW) as other,
+    ):
         rest = []
         for each in (loader, other):
             iterator = iter(each)
@@ -273,45 +309,45 @@ def test_a_loaded_state_goes_before_the_forecast() -> None:
         assert counts(loader) == (1, 1)
 
 
-def test_what_is_idle_ends_with_the_loader_and_by_close() -> None:
-    before = len(threads())
+def test_what_is_idle_ends_with_the_loader_and_by_close(path: str) -> None:
+    before = threads()
     gc.collect()
     gc.disable()
     try:
-        loader = array()
+        loader = array(path=path)
         list(loader)
-        assert len(threads()) == before + 2
+        assert len(threads() - before) == 2
         loader.close()
-        wait_until(lambda: len(threads()) == before)
+        wait_until(lambda: not threads() - before)
         list(loader)
         assert counts(loader) == (0, 0)
         del loader
-        wait_until(lambda: len(threads()) == before)
+        wait_until(lambda: not threads() - before)
     finally:
         gc.enable()
 
 
-def test_a_loop_that_is_left_leaves_no_thread() -> None:
-    before = len(threads())
-    with array(dataset=rows(99)) as loader:
+def test_a_loop_that_is_left_leaves_no_thread(path: str) -> None:
+    before = threads()
+    with array(path=path, dataset=rows(99)) as loader:
         for _ in loader:
             break
-        assert len(threads()) <= before  # a thread of an earlier test may have ended meanwhile
+        wait_until(lambda: not threads() - before)
 
 
 def test_a_loader_that_takes_another_path_leaves_no_thread() -> None:
-    before = len(threads())
+    before = threads()
     with array() as loader:
         list(loader)
         loader.dataset.tensors = (torch.arange(23.0).requires_grad_(),)
         iterator = iter(loader)
         assert loader.stats().path == "process"
         del iterator
-        wait_until(lambda: len(threads()) == before)
+        wait_until(lambda: not threads() - before)
 
 
-def test_a_closed_iterator_leaves_nothing() -> None:
-    with array() as loader:
+def test_a_closed_iterator_leaves_nothing(path: str) -> None:
+    with array(path=path) as loader:
         iterator = iter(loader)
         list(islice(iterator, 8))
         loader.close()
@@ -321,8 +357,8 @@ def test_a_closed_iterator_leaves_nothing() -> None:
         assert counts(loader) == (0, 0)
 
 
-def test_a_forked_child_reads_its_own_batches() -> None:
-    with array() as loader:
+def test_a_forked_child_reads_its_own_batches(path: str) -> None:
+    with array(path=path) as loader:
         first = epoch(loader)
         pid = os.fork()
         if pid == 0:
@@ -353,11 +389,11 @@ def test_an_iter_that_raises_leaves_batches_to_the_next(monkeypatch: pytest.Monk
         assert [epoch(loader), epoch(loader)] == [first, first]
 
 
-def test_a_thread_that_waits_at_the_end_gets_no_batch_of_the_next_epoch() -> None:
+def test_a_thread_that_waits_at_the_end_gets_no_batch_of_the_next_epoch(path: str) -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        with array(dataset=rows(600)) as loader:
+        with array(path=path, dataset=rows(600)) as loader:
             expected = epoch(torchs(dataset=rows(600)))
             for _ in range(40):
                 iterator, found = iter(loader), list[Any]()
@@ -376,11 +412,11 @@ def test_a_thread_that_waits_at_the_end_gets_no_batch_of_the_next_epoch() -> Non
         sys.setswitchinterval(before)
 
 
-def test_threads_that_begin_epochs_at_once_get_whole_epochs() -> None:
+def test_threads_that_begin_epochs_at_once_get_whole_epochs(path: str) -> None:
     before, found = sys.getswitchinterval(), list[Any]()
     sys.setswitchinterval(1e-5)
     try:
-        with array() as loader:
+        with array(path=path) as loader:
             loops = [
                 Thread(target=lambda: found.extend(epoch(loader) for _ in range(300)))
                 for _ in range(8)
@@ -394,14 +430,14 @@ def test_threads_that_begin_epochs_at_once_get_whole_epochs() -> None:
     assert found == [epoch(torchs())] * 2400
 
 
-def test_an_iterator_that_dies_in_a_cycle_leaves_its_batches() -> None:
+def test_an_iterator_that_dies_in_a_cycle_leaves_its_batches(path: str) -> None:
     """The collector clears weak references before it calls finalizers."""
 
     class Trainer:
         def __init__(self, loader: Any) -> None:
             self.me, self.iterator = self, iter(loader)
 
-    with array() as loader:
+    with array(path=path) as loader:
         for _ in range(4):
             trainer = Trainer(loader)
             assert [values(next(trainer.iterator)) for _ in range(len(loader))] == epoch(torchs())

@@ -208,7 +208,8 @@ class AheadIter(ArrayIter):
         self._hands_over = self._forecast is not None and not loader.persistent_workers
         if (before := shared.latest_ahead()) is not None:
             before._leave()  # the program may hold an iterator without asking for its end
-        self._idle: _Idle | None = vars(shared).pop("idle", None)  # in one call, for threads
+        idle = vars(shared).pop("idle", None)  # in one call, for threads
+        self._idle = idle if isinstance(idle, _Idle) else None
         self._facts: tuple[Any, ...] = accelerator and accelerator.device, loader.pin_memory
         super().__init__(loader, columns, shared, accelerator, is_live)
         shared.latest_ahead = weakref.ref(self)  # last: other threads may now ask it to leave

@@ -66,6 +66,7 @@ class WorkerIter(MultiIter, LockedIter):
     _sent_ahead = 0  # how many of them have their task in _task_info
     _recent: list[Any]  # each epoch has a list of its own
     _is_asking = False  # the sampler is being asked for indices, and may call next()
+    _has_begun = False  # every worker knows of this epoch
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._pid = os.getpid()
@@ -94,12 +95,12 @@ class WorkerIter(MultiIter, LockedIter):
             if self._datasets.epochs:
                 fault = "the dataset has epochs, which worker threads and processes cannot mix"
             if not loader.persistent_workers:
-                fault = "persistent_workers is not True"
+                fault = fault or self._why_not_left(loader)
             self._forecast = open_forecast(loader, shared, fault)
             arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
             arguments["init_fn"] = self._worker_init_fn = loader.worker_init_fn
             arguments["shared_seed"] = None  # for data pipes, which torch's own path loads
-            for number in range(self._num_workers):
+            for number in range(0 if self._takes_idle() else self._num_workers):
                 reader = None if states is None else states.make_reader(number)
                 self._start_worker({**arguments, "worker_id": number}, reader)
             self._reset(loader, first_iter=True)
@@ -124,6 +125,15 @@ class WorkerIter(MultiIter, LockedIter):
             arguments: the arguments of torch's worker loop by name, without its queues.
             reader: reads a dataset that can report its position.
         """
+
+    def _why_not_left(self, loader: DataLoader[Any]) -> str:
+        """Return why the workers, which are not persistent, cannot be left to the loader's next
+        iterator, or ""."""
+        return "persistent_workers is not True"
+
+    def _takes_idle(self) -> bool:
+        """Take the workers that the loader's last iterator has left. Tell if there were any."""
+        return False
 
     def _begin_replies(self, first_iter: bool, is_ahead: bool = False) -> None:
         """Begin an epoch, and drop what was not sent. `is_ahead`: the epoch was read ahead, so its
@@ -180,21 +190,22 @@ class WorkerIter(MultiIter, LockedIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         with self._next_lock.of_process():
             self._check_process()
-            self._has_begun = False  # until every worker knows of this epoch
+            is_new = first_iter and not self._has_begun
+            self._has_begun = False
             ahead, self._ahead = (self._ahead or [])[: self._sent_ahead], None
             self._sent_ahead = 0
             if self._forecast is not None:
                 self._forecast.note_iter()
             self._recent = [(None, -1)] * RECENT
             if not ahead:
-                self._forget(first_iter)
+                self._forget(is_new)
             if self._depth is not None:
                 self._depth.start_epoch()
                 self._prefetch_factor = self._depth.value
             LockedIter._reset(self, loader, first_iter)
             is_hit = bool(ahead) and self._take_over(ahead)
             if not is_hit:
-                self._order_epoch(first_iter, "restore" if ahead else "")
+                self._order_epoch(is_new, "restore" if ahead else "")
             for _ in range(self._prefetch_factor * self._num_workers - is_hit * len(ahead)):
                 self._try_put_index()
             self._has_begun = True
@@ -428,8 +439,9 @@ class WorkerIter(MultiIter, LockedIter):
             worker = self._sent_ahead % self._num_workers
             number = self._first + EPOCH + self._sent_ahead
             send = self._prepare(worker, (number, self._ahead[self._sent_ahead]))
-            # No call stands between the next lines. A handler may have sent the task, by next().
-            if number != self._first + EPOCH + self._sent_ahead:
+            # No call stands between the next lines. A handler may have sent the task, by next(), or
+            # have left the workers to another iterator.
+            if number != self._first + EPOCH + self._sent_ahead or self._shutdown:
                 return
             self._unsent[number] = send
             self._task_info[number] = (worker,)

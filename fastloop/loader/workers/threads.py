@@ -386,6 +386,14 @@ def _stack_of(thread: WorkerThread) -> str | None:
 # ---- the iterator
 
 
+# What makes the batches of an iterator, and what its threads have and do.
+_SAME = "_dataset", "_collate_fn", "_index_sampler"
+_LEFT = [*_SAME, "_pid", "_num_workers", "_has_begun", "_forecast", "_ahead", "_sent_ahead"]
+_LEFT += "_team _data_queue _collations _arrived _unread _drawn _unsent _awaited _fault".split()
+_LEFT += "_first _send_idx _rcvd_idx _tasks_outstanding _task_info _workers_status".split()
+_LEFT += ["_workers_num_tasks"]
+
+
 class ThreadIter(WorkerIter):
     """An iterator over worker threads."""
 
@@ -402,6 +410,9 @@ class ThreadIter(WorkerIter):
         self._team.stock = shared.collates.setdefault(os.getpid(), [])
         self._waited_ns = 0  # the time waited since the last reply
         self._collations: dict[int, Collation] = {}  # of dealt batches, by thread
+        if isinstance(before := shared.latest(), ThreadIter):
+            before._leave()  # the program may hold an iterator without asking for its end
+        self._idle: Any = vars(shared).pop("idle", None)  # in one call, for threads
         super().__init__(loader, shared)
 
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
@@ -439,6 +450,57 @@ class ThreadIter(WorkerIter):
         fallbacks: Counter[str] = sum(each, Counter())
         counts = [(t.batches, t.busy_ns, t.wait_ns, t.lock_ns) for t in self._workers]
         return tuple(counts), dict(fallbacks)
+
+    # ---- threads that are left to the next iterator
+
+    def _why_not_left(self, loader: DataLoader[Any]) -> str:
+        return "" if loader.worker_init_fn is None else "worker_init_fn runs as each epoch begins"
+
+    def _has_ended(self) -> bool:
+        is_open = self._has_begun and not (self._shutdown or self._is_closed)
+        is_over = is_open and self._ahead is not None and self._rcvd_idx == self._send_idx
+        return is_over and not self._persistent_workers and self._is_own()
+
+    def _leave(self) -> bool:
+        """Leave the threads to the loader's next iterator if no batch of this epoch is left. Tell
+        whether they were left. Until then an iterator without a loader owns the threads."""
+        if not self._has_ended():  # else a next() may wait, with the lock
+            return False
+        with self._next_lock.of_process():
+            if not self._has_ended():
+                return False
+            idle, shared = ThreadIter.__new__(ThreadIter), self._shared
+            # Shared will refer to the idle iterator, which must die with Shared.
+            vars(idle).update(_is_closed=True, _shutdown=False, _shared=SimpleNamespace())
+            shared.last_count = self.count()
+            self._move_to(idle)
+            shared.idle = idle
+            if self._is_closed:  # meanwhile, by another thread
+                shared.idle = None
+            return True
+
+    def _move_to(self, other: ThreadIter) -> None:
+        """Give the threads and their tasks to another iterator. If a handler of a signal raises on
+        the way, both end the threads, and none works with threads that have ended."""
+        state = {name: vars(self)[name] for name in _LEFT}
+        vars(other).update(state, _workers=[*self._workers])
+        self._shutdown = True
+        self._forget(first_iter=False)
+
+    def _takes_idle(self) -> bool:
+        idle, self._idle = self._idle, None
+        if type(idle) is not ThreadIter:
+            return False
+        is_same = all(getattr(self, name) is getattr(idle, name) for name in _SAME)
+        how = [(it._pid, it._num_workers, it._team.pin, it._team.is_served) for it in (self, idle)]
+        fits = is_same and how[0] == how[1] and idle._can_resume()
+        if self._forecast is None or not fits:
+            self._shared.add(ahead_drops=self._forecast is not None and idle._sent_ahead > 0)
+            return False
+        counted = self._forecast.shared  # a finalizer may have left the threads: a dead reference
+        idle._move_to(self)
+        self._forecast.shared = counted
+        return True
 
     # ---- batches
 
@@ -507,6 +569,10 @@ class ThreadIter(WorkerIter):
 
     def _can_resume(self) -> bool:
         return not self._team.is_done and super()._can_resume()
+
+    def _shutdown_workers(self) -> None:
+        if not self._leave():
+            super()._shutdown_workers()
 
     def _end_workers(self) -> None:
         for thread in self._workers:
