@@ -15,7 +15,7 @@
 #include "fl_py_tensor_slot.h"
 #include "fl_py_batch_codec.h"
 #include "fl_py_section.h"
-#include "fl_py_stage.h"
+#include "fl_stage.h"
 #include "fl_thread.h"
 
 #include <errno.h>
@@ -53,7 +53,7 @@ struct fl_py_worker_end {
     int64_t begin_ns; /* start of the work on the request */
     int64_t claimed, claimed_bytes; /* offset in the arena, and bytes: the next tensor's memory; 0
                                        bytes: the tensor gets memory of the slot */
-    int64_t reclaimed; /* rows before this one were asked for the claims of a dead predecessor */
+    int64_t reclaimed; /* the cursor of fl_stage_claim: rows before it are not the predecessor's */
     fl_reply_message reply;            /* counts since the last reply */
     known_slot populated[KNOWN_SLOTS]; /* indexed by a hash of the offset */
     fl_py_writer writer;               /* its memory is reused */
@@ -347,41 +347,6 @@ static PyObject *worker_end_is_closed(fl_py_worker_end *self, PyObject *Py_UNUSE
 
 /* ---- batches that several workers make */
 
-/* Claims up to `most` rows from `first` on whose marks are `from`. Returns how many. */
-static int64_t
-claim_run(_Atomic int32_t *marks, int64_t first, int64_t end, int32_t from, int32_t mine)
-{
-    int64_t at = first;
-    for (; at < end; at++) {
-        int32_t expected = from;
-        /* Relaxed: rows are read after the replies of the workers that wrote them. */
-        if (!atomic_compare_exchange_strong_explicit(&marks[at], &expected, mine,
-                                                     memory_order_relaxed, memory_order_relaxed))
-            break;
-    }
-    return at - first;
-}
-
-/* Claims rows that nobody has claimed: a share of what is left, so that all workers end at about
- * the same time. Before that, rows that a dead predecessor of this worker has claimed. Returns the
- * number of rows, and sets *first. */
-static int64_t claim_rows(fl_py_worker_end *self, _Atomic int32_t *marks, int64_t rows,
-                          int64_t shares, int64_t *first)
-{
-    int32_t mine = self->worker + 1;
-    int64_t count = 0, open = 0;
-    for (*first = self->reclaimed; *first < rows && count == 0; *first += count == 0)
-        count = claim_run(marks, *first, rows, mine, mine);
-    self->reclaimed = *first + count;
-    if (count > 0) return count;
-    for (int64_t i = 0; i < rows; i++)
-        open += atomic_load_explicit(&marks[i], memory_order_relaxed) == 0;
-    int64_t most = fl_max(1, open / shares);
-    for (*first = 0; *first < rows && count == 0; *first += count == 0)
-        count = claim_run(marks, *first, fl_min(rows, *first + most), 0, mine);
-    return count;
-}
-
 PyDoc_STRVAR(claim_doc,
              "claim(offset, rows, row_bytes, shares, /)\n--\n\n"
              "Claim rows of the batch that ParentEnd.stage() has opened at `offset`, for this\n"
@@ -392,15 +357,15 @@ PyDoc_STRVAR(claim_doc,
 static PyObject *worker_end_claim(fl_py_worker_end *self, PyObject *args)
 {
     long long offset, rows, row_bytes, shares;
-    int64_t bytes, first;
+    int64_t first;
     if (!PyArg_ParseTuple(args, "LLLL:claim", &offset, &rows, &row_bytes, &shares)) return NULL;
-    bool is_shape = rows > 0 && row_bytes > 0 && shares > 0 && fl_mul(rows, row_bytes, &bytes);
-    if (!is_shape || offset < 0 || offset % ALIGNMENT != 0 || bytes > self->bytes - offset ||
-        fl_py_stage_bytes(bytes, rows) > self->bytes - offset)
+    int64_t bytes = fl_stage_bytes(rows, row_bytes);
+    if (bytes < 0 || shares < 1 || offset < 0 || offset % ALIGNMENT != 0 ||
+        bytes > self->bytes - offset)
         return PyErr_Format(PyExc_ValueError, "claim: the rows must lie in the shared memory");
     char *data = self->base + offset;
-    _Atomic int32_t *marks = (_Atomic int32_t *)(void *)(data + fl_py_stage_marks(bytes));
-    int64_t count = claim_rows(self, marks, rows, shares, &first);
+    const fl_stage stage = {data, rows, row_bytes};
+    int64_t count = fl_stage_claim(&stage, self->worker, shares, &self->reclaimed, &first);
     if (count == 0) Py_RETURN_NONE;
     self->claimed = offset + first * row_bytes;
     self->claimed_bytes = count * row_bytes;
