@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -314,6 +315,34 @@ def getitem_alone(dataset: Any, batch: int) -> Epochs:
         return len(dataset) // batch
 
     return {f"__getitem__ x{CORES}": epoch}
+
+
+class TakenInTurn:
+    """The batches of two plain threads without any loader: each takes the next sample, so both make
+    every batch together. The samples are dropped."""
+
+    def __init__(self, dataset: Any, batch: int) -> None:
+        self.dataset, self.batch = dataset, batch
+        self.pool = ThreadPoolExecutor(CORES)
+
+    def __len__(self) -> int:
+        return len(self.dataset) // self.batch
+
+    def __iter__(self) -> Iterator[None]:
+        numbers, made = iter(range(len(self.dataset))), SimpleQueue[int]()
+
+        def work() -> None:
+            for number in numbers:
+                self.dataset[number]
+                made.put(number // self.batch)
+
+        for _ in range(CORES):
+            self.pool.submit(work)
+        counts = [0] * len(self)
+        for batch in range(len(self)):
+            while counts[batch] < self.batch:
+                counts[made.get()] += 1
+            yield None
 
 
 # ---- a stream

@@ -37,6 +37,7 @@ g    20 epochs without persistent workers, on the array path: 2 threads crop, re
      images for each batch, and the device needs 30 ms for it.
 h    the images of a with 2 persistent workers and torch's with the same ImageFolder: from iter() to
      the first batch of a later epoch, as a share of the epoch's time for each batch.
+     limit: the same of 2 plain threads, which take one sample each in turn, without any loader.
 i    a program's first batch of the images of a, 2 workers; torch's with torchvision's ImageFolder.
      Fresh processes, which have imported torch, NumPy, Pillow, simplejpeg, and torchvision for
      torch. First the time before next(): `import fastloop`, opening the folder, making the loader,
@@ -89,6 +90,7 @@ from _work_workers import (
     Records,
     Sleeper,
     Spectra,
+    TakenInTurn,
     Variants,
     assert_on_its_path,
     assert_same_batches,
@@ -421,6 +423,7 @@ def row_h(bench: Bench) -> None:
         who: make_loader(whose.get(who, who), dataset, Folder.BATCH, of)
         for who, of in variants.items()
     }
+    loaders["limit"] = TakenInTurn(dataset, Folder.BATCH)
     taken: dict[str, list[float]] = {who: [] for who in loaders}
     for turn in range(4 * bench.rounds + 1):
         for who, loader in loaders.items():
