@@ -11,7 +11,7 @@
 
 enum {
     READ_AT = 2016, /* with 2016 events the log's thread reads; the rest is for other threads */
-    LEAST = 4,     /* the recorder reads 4 or more equal steps in a row as an array */
+    LEAST = 4,      /* the recorder reads 4 or more equal steps in a row as an array */
     /* The first methods, in their order, are a step's events. */
     IN_A_STEP = FL_PY_NOTE_GRADIENT,
 };
