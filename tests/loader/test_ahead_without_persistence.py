@@ -27,6 +27,8 @@ from workers import threads, wait_until
 import fastloop.loader.device_iter
 from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray, patched, stats
 from fastloop.loader.arrays import ahead as arrays_ahead
+from fastloop.loader.workers import threads as worker_threads
+from fastloop.loader.workers.threads import ThreadIter
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
 HOW = {"persistent_workers": False, "num_workers": 2}
@@ -255,6 +257,45 @@ def test_threads_that_have_died_are_left_to_nobody() -> None:
         wait_until(lambda: not loader._shared.idle._workers[1].is_alive())
         assert [epoch(loader), epoch(loader)] == [first, first]
         assert counts(loader) == (1, 1)
+
+
+def test_a_handler_may_begin_an_epoch_while_threads_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the handler of a signal would, in the middle of leaving the threads."""
+    count, begun, turns = ThreadIter.count, list[Iterator[Any]](), iter([True])
+
+    def begin_and_count(iterator: ThreadIter) -> Any:
+        if next(turns, False):
+            begun.append(iter(loader))
+        return count(iterator)
+
+    monkeypatch.setattr(ThreadIter, "count", begin_and_count)
+    with array(path="thread") as loader:
+        first = epoch(torchs())
+        assert [epoch(loader), epoch(loader)] == [first, first]
+        assert [values(batch) for batch in begun[0]] == epoch(loader) == first
+
+
+def test_an_interrupt_while_threads_are_left_says_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt() -> Iterator[str]:
+        raise KeyboardInterrupt
+        yield
+
+    ignored = list[Any]()
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with array(path="thread") as loader:
+        iterator = iter(loader)
+        with monkeypatch.context() as patch:
+            patch.setattr(worker_threads, "_LEFT", interrupt())
+            with pytest.raises(KeyboardInterrupt):
+                list(iterator)
+        assert next(iterator, None) is None
+        assert [epoch(loader), epoch(loader)] == [epoch(torchs())] * 2
+        assert counts(loader) == (2, 0)
+    assert not ignored
 
 
 def test_loaders_may_change_their_path() -> None:

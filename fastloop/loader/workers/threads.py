@@ -471,21 +471,27 @@ class ThreadIter(WorkerIter):
                 return False
             idle, shared = ThreadIter.__new__(ThreadIter), self._shared
             # Shared will refer to the idle iterator, which must die with Shared.
-            vars(idle).update(_is_closed=True, _shutdown=False, _shared=SimpleNamespace())
+            vars(idle).update(_is_closed=True, _shutdown=True, _shared=SimpleNamespace())
             shared.last_count = self.count()
-            self._move_to(idle)
-            shared.idle = idle
+            if self._move_to(idle):
+                shared.idle = idle
             if self._is_closed:  # meanwhile, by another thread
                 shared.idle = None
             return True
 
-    def _move_to(self, other: ThreadIter) -> None:
-        """Give the threads and their tasks to another iterator. If a handler of a signal raises on
-        the way, both end the threads, and none works with threads that have ended."""
+    def _move_to(self, other: ThreadIter) -> bool:
+        """Give the threads and their tasks to another iterator. Tell whether they were there to
+        give."""
         state = {name: vars(self)[name] for name in _LEFT}
-        vars(other).update(state, _workers=[*self._workers])
+        state.update(_workers=[*self._workers], _shutdown=False)
+        # No call stands between the next lines. A handler of a signal may have left the threads, by
+        # next(), and have begun the next epoch with them, by iter().
+        if self._shutdown:
+            return False
+        other.__dict__ |= state
         self._shutdown = True
         self._forget(first_iter=False)
+        return True
 
     def _takes_idle(self) -> bool:
         idle, self._idle = self._idle, None
