@@ -64,7 +64,7 @@ def is_pinned_by_torch(loader: DataLoader[Any]) -> bool:
     return accelerator is not None and accelerator.type != "mps"
 
 
-def _nobody() -> None:
+def nobody() -> None:
     """Stand for an iterator that is gone."""
 
 
@@ -92,7 +92,7 @@ class Shared:
         # The native loader that the latest iterator of the array path has left to the next one.
         self.idle: Any = None
         self.keeps_indices = False  # the array path keeps the latest indices, for keep_indices()
-        self.latest_ahead: Callable[[], Any] = _nobody  # the latest iterator that may leave one
+        self.latest_ahead: Callable[[], Any] = nobody  # the latest iterator that may leave one
         # How many were dropped since one was taken over. From 2 on also epochs that were not tried.
         self.renewals = 0
         self.is_served = is_served  # see ``Fetch``
@@ -106,7 +106,7 @@ class Shared:
         # The counts of paths that run torch's iterators, and of memory that was replaced.
         self.counts = Counter(batches=0, waits=0, wait_ns=0, restarts=0)
         self.counts.update(ahead_hits=0, ahead_drops=0)
-        self.latest: Callable[[], Any] = _nobody  # counts the workers of the latest iterator
+        self.latest: Callable[[], Any] = nobody  # counts the workers of the latest iterator
         self.last_count: WorkerCounts = (), {}
 
     def note_open(self, iterator: BaseIter) -> None:
@@ -234,7 +234,7 @@ class Shared:
     def trim(self) -> None:
         """Free memory that holds no batch."""
         self.count_workers()
-        self.latest = _nobody
+        self.latest = nobody
         self.collate = self.idle = None
         self.collates.clear()
         for memory in (self.array_memory, self.worker_memory):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count, repeat
+from operator import sub
 from queue import Empty, SimpleQueue
 from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, perf_counter_ns
@@ -34,7 +35,7 @@ from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.collate import Collation, fetch, lend, make_collate
 from fastloop.data.columns import below_subsets, own
 from fastloop.data.stateful import DatasetReader
-from fastloop.loader.shared import CLOSED, Shared, WorkerCounts, is_pinned_by_torch
+from fastloop.loader.shared import CLOSED, Shared, WorkerCounts, is_pinned_by_torch, nobody
 from fastloop.loader.workers.batch_pickle import Order, add_batch, describe_task
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
 
@@ -391,7 +392,7 @@ _SAME = "_dataset", "_collate_fn", "_index_sampler"
 _LEFT = [*_SAME, "_pid", "_num_workers", "_has_begun", "_forecast", "_ahead", "_sent_ahead"]
 _LEFT += "_team _data_queue _collations _arrived _unread _drawn _unsent _awaited _fault".split()
 _LEFT += "_first _send_idx _rcvd_idx _tasks_outstanding _task_info _workers_status".split()
-_LEFT += ["_workers_num_tasks"]
+_LEFT += ["_workers_num_tasks", "_counted"]
 
 
 class ThreadIter(WorkerIter):
@@ -410,6 +411,7 @@ class ThreadIter(WorkerIter):
         self._team.stock = shared.collates.setdefault(os.getpid(), [])
         self._waited_ns = 0  # the time waited since the last reply
         self._collations: dict[int, Collation] = {}  # of dealt batches, by thread
+        self._counted: WorkerCounts = (), {}  # the threads' counts when they were left last
         if isinstance(before := shared.latest(), ThreadIter):
             before._leave()  # the program may hold an iterator without asking for its end
         self._idle: Any = vars(shared).pop("idle", None)  # in one call, for threads
@@ -445,6 +447,15 @@ class ThreadIter(WorkerIter):
         return thread.may_deal
 
     def count(self) -> WorkerCounts:
+        counts, fallbacks = self._count_all()
+        earlier, known = self._counted
+        if earlier:
+            pairs = zip(counts, earlier, strict=True)
+            counts = tuple(tuple(map(sub, *pair)) for pair in pairs)
+        return counts, dict(Counter(fallbacks) - Counter(known))
+
+    def _count_all(self) -> WorkerCounts:
+        """Return the counts of the threads since they started."""
         collations = [thread.collation for thread in self._workers] + [*self._collations.values()]
         each = (Counter(collation.fallbacks.count()[1]) for collation in collations)
         fallbacks: Counter[str] = sum(each, Counter())
@@ -472,9 +483,12 @@ class ThreadIter(WorkerIter):
             idle, shared = ThreadIter.__new__(ThreadIter), self._shared
             # Shared will refer to the idle iterator, which must die with Shared.
             vars(idle).update(_is_closed=True, _shutdown=True, _shared=SimpleNamespace())
-            shared.last_count = self.count()
+            shared.last_count, counted = self.count(), self._count_all()
             if self._move_to(idle):
+                idle._counted = counted
                 shared.idle = idle
+            if shared.latest() is self:
+                shared.latest = nobody  # what the threads do from here on is the next iterator's
             if self._is_closed:  # meanwhile, by another thread
                 shared.idle = None
             return True
