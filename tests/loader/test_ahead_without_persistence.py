@@ -250,6 +250,19 @@ def test_arguments_that_are_assigned_count(path: str, name: str, value: Any) -> 
         assert counts(loader) == (1, 1)
 
 
+def test_fewer_batches_under_way_are_drawn_as_torch_draws_them(path: str) -> None:
+    """The sampler draws once more as it ends."""
+
+    def states(loader: Any) -> list[Any]:
+        first = [epoch(loader), epoch(loader)]
+        loader.prefetch_factor = 1
+        iterator = iter(loader)
+        return [first, generators(loader), [values(batch) for batch in iterator]]
+
+    with array("generator", rows(7), path=path) as loader:
+        assert states(loader) == states(torchs("generator", rows(7)))
+
+
 def test_each_iterator_counts_what_threads_did_for_it() -> None:
     with array(path="thread") as loader:
         for _ in range(4):

@@ -514,6 +514,9 @@ class ThreadIter(WorkerIter):
         is_same = all(getattr(self, name) is getattr(idle, name) for name in _SAME)
         how = [(it._pid, it._num_workers, it._team.pin, it._team.is_served) for it in (self, idle)]
         fits = is_same and how[0] == how[1] and idle._can_resume()
+        depth = self._prefetch_factor if self._depth is None else self._depth.value
+        # With more batches under way the sampler's generator would be further than torch's.
+        fits = fits and idle._sent_ahead <= depth * self._num_workers
         if self._forecast is None or not fits:
             self._shared.add(ahead_drops=self._forecast is not None and idle._sent_ahead > 0)
             return False
