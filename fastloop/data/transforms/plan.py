@@ -47,7 +47,17 @@ def operation(cls: _OpT) -> _OpT:
     has a docstring, else the dataclass would ask for its signature, which asks for the dataclass.
     """
     _unmade.add(cls)
+    cast(Any, cls).__dataclass_fields__ = _Fields()
     return cls
+
+
+class _Fields:
+    """Stands for the fields of an operation until they are asked for: by dataclasses, also for a
+    subclass of the program, or by an object that was unpickled without ``__new__``."""
+
+    def __get__(self, op: object, cls: Any) -> Any:
+        make_operation(cls)
+        return cls.__dataclass_fields__
 
 
 def make_operation(cls: type) -> None:

@@ -1,6 +1,7 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
 from threading import Barrier, Thread
@@ -44,10 +45,20 @@ class Turned(T.RandomRotation):
 
 assert list(signature(Turned).parameters) == []
 assert Turned().degrees == T.RandomRotation(30).degrees
-sent = pickle.dumps(T.RandomVerticalFlip(0.25))
 command = [sys.executable, __file__, "unpickle"]
-done = subprocess.run(command, input=sent, capture_output=True, check=False)
-assert done.stderr.decode().strip() == "RandomVerticalFlip(p=0.25)", done.stderr.decode()
+for protocol in (0, pickle.HIGHEST_PROTOCOL):  # the first one calls no __new__
+    sent = pickle.dumps(T.RandomVerticalFlip(0.25), protocol)
+    done = subprocess.run(command, input=sent, capture_output=True, check=False)
+    assert done.stderr.decode().strip() == "RandomVerticalFlip(p=0.25)", done.stderr.decode()
+
+
+@dataclass(eq=False)
+class Named(T.RandomAffine):
+    name: str = ""
+
+
+assert (Named(30, name="a").degrees, Named(30, name="a").name) == (Turned().degrees, "a")
+assert [field.name for field in fields(T.RandomPerspective)][:2] == ["distortion_scale", "p"]
 
 barrier, made = Barrier(8), list[float]()
 
