@@ -290,7 +290,12 @@ class Chain:
         is_same, tensors = Snapshot(self.things).is_same, self.tensors
         if not tensors:
             return is_same
-        return lambda: is_same() and all(each.tolist() == numbers for each, numbers in tensors)
+        return lambda: (
+            is_same()
+            and all(
+                each.tolist() == numbers and not each.requires_grad for each, numbers in tensors
+            )
+        )
 
     @property
     def makes_pil(self) -> bool:

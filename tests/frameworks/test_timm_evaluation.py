@@ -88,6 +88,7 @@ class Negated(transforms.MaybeToTensor):  # type: ignore[misc]
 CHANGES: dict[str, Any] = {
     "a mean": lambda ops: ops[-1].mean.numpy().fill(0.25),
     "a std": lambda ops: ops[-1].std.mul_(2),
+    "a gradient": lambda ops: ops[-1].std.requires_grad_(),
     "another mean": lambda ops: setattr(ops[-1], "mean", torch.zeros(3)),
     "another conversion": lambda ops: ops.__setitem__(2, Negated()),
     "a size": lambda ops: setattr(ops[1], "size", (20, 24)),
@@ -101,7 +102,7 @@ def test_evaluation_that_changes_between_batches(root: Path, name: str) -> None:
         dataset, made = create_dataset("", root=str(root)), list[Any]()
         how = {"use_prefetcher": False, "num_workers": 0, "device": torch.device("cpu")}
         for number, batch in enumerate(create_loader(dataset, (3, 24, 24), 6, **how)):
-            made += batch
+            made += [*batch, batch[0].requires_grad]
             if number == 2:
                 CHANGES[name](dataset.transform.transforms)
         return made
