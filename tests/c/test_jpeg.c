@@ -355,7 +355,7 @@ static void test_a_file_that_ends_early_is_an_error(void)
 static void test_missing_memory_is_an_error(void)
 {
     open_fake(37, 21, 3, 0x22);
-    CHECK_INT(refuse_each(read_fake_planes, NULL), 1);
+    CHECK_INT(refuse_each(read_fake_planes, NULL), 2);
 }
 
 /* ---- a library that asks for units */

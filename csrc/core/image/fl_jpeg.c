@@ -95,10 +95,12 @@ typedef struct decoder {
     fl_jpeg_errors errors;
     fl_jpeg_input input;
     jmp_buf refused;
-    unsigned unit;     /* of the row, that is decoded next */
-    unsigned from, to; /* units of a row that are wanted */
-    fl_jpeg_codes codes;
+    unsigned unit;        /* of the row, that is decoded next */
+    unsigned from, to;    /* units of a row that are wanted */
+    fl_jpeg_codes *codes; /* owned: too many bytes for a small stack */
 } decoder;
+
+_Static_assert(sizeof(decoder) < 2048, "a thread may have a stack of 32 KiB");
 
 static _Noreturn void refuse(fl_jpeg_state *state)
 {
@@ -188,7 +190,7 @@ static int decode_unit(fl_jpeg_state *state, fl_jpeg_block **blocks)
 {
     decoder *d = state->owner;
     bool is_wanted = d->unit >= d->from && d->unit < d->to;
-    if (!fl_jpeg_codes_read(&d->codes, is_wanted ? blocks : NULL)) refuse(state);
+    if (!fl_jpeg_codes_read(d->codes, is_wanted ? blocks : NULL)) refuse(state);
     if (++d->unit == state->units[0]) d->unit = 0;
     return 1;
 }
@@ -205,7 +207,7 @@ static void take_codes(decoder *d, const request *what)
                     d->state.units[1] == (unsigned)((image->height + down - 1) / down) &&
                     d->state.blocks == luma + image->components - 1 && d->state.entropy != NULL;
     if (!is_known ||
-        !fl_jpeg_codes_open(&d->codes, image->data, image->scan, image->data + image->bytes, luma))
+        !fl_jpeg_codes_open(d->codes, image->data, image->scan, image->data + image->bytes, luma))
         return;
     d->unit = d->from = 0;
     d->to = columns;
@@ -239,7 +241,8 @@ static bool decode_all(decoder *d, const request *what)
 
 static int decode(const request *what, fl_err *err)
 {
-    decoder d; /* the codes, which are many bytes, are not cleared */
+    decoder d = {.codes = fl_alloc(sizeof *d.codes)};
+    if (d.codes == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a JPEG file's codes");
     d.input = (fl_jpeg_input){.next = what->image->data,
                               .left = (size_t)what->image->bytes,
                               .begin = ignore,
@@ -248,11 +251,11 @@ static int decode(const request *what, fl_err *err)
                               .restart = restart,
                               .end = ignore};
     d.errors = (fl_jpeg_errors){.refuse = refuse, .note = note, .reset = ignore};
-    d.state = (fl_jpeg_state){.memory = NULL};
     d.state.errors = &d.errors;
     d.state.owner = &d;
     bool is_done = decode_all(&d, what);
     what->image->library->destroy(&d.state);
+    fl_free(d.codes);
     if (is_done) return FL_OK;
     return fl_fail(err, FL_EINVAL, "libjpeg warns of a file or refuses the file");
 }

@@ -101,7 +101,7 @@ typedef struct fl_jpeg_part {
 void fl_jpeg_widen(const fl_jpeg *image, fl_jpeg_part *part);
 
 /* Decodes a part, as fl_jpeg_widen leaves it, to rows of RGB that follow each other at `out`.
- * FL_EINVAL: libjpeg gives a warning or an error; `out` is undefined then. */
+ * FL_ENOMEM; FL_EINVAL: libjpeg gives a warning or an error; `out` is undefined then. */
 int fl_jpeg_read(const fl_jpeg *image, const fl_jpeg_part *part, uint8_t *out, fl_err *err);
 
 /* Describes the planes of an image, without data. Returns false if Cb and Cr have a size that
