@@ -209,15 +209,20 @@ def test_a_verdict_is_kept_for_later_programs_with_the_same_files(
 ) -> None:
     monkeypatch.delenv("FASTLOOP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library, answers = tmp_path / "libjpeg.so", [True, False]
+    library, answers = tmp_path / "libjpeg.so", [True, False, True]
     monkeypatch.setattr(jpeg, "JpegDecoder", lambda _: SimpleNamespace(path=str(library)))
     monkeypatch.setattr(jpeg, "_is_pillows", lambda *_: answers.pop(0))
-    for size, is_found in enumerate((True, False)):
-        library.write_bytes(bytes(size))
+    for change, is_found in enumerate((True, False, True)):
+        if change == 2:
+            monkeypatch.setenv("LD_PRELOAD", "libother.so")  # Pillow may call another libjpeg
+        else:
+            (tmp_path / "new").write_bytes(b"")
+            os.utime(tmp_path / "new", (1, 1))  # a package's files may all have one time
+            os.replace(tmp_path / "new", library)
         for _ in range(2):
             monkeypatch.setattr(verdicts, "_read", {})  # as in a new process
             assert (jpeg.find_jpeg.__wrapped__() is not None) is is_found
-        assert len(answers) == 1 - size
+        assert len(answers) == 2 - change
 
 
 # ---- folders

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from functools import cache
 from importlib import import_module
 from random import Random
@@ -42,7 +43,7 @@ def _is_pillows(decoder: JpegDecoder, pillow: Any) -> bool:
 
 def _identify(file: Any) -> tuple[Any, ...]:
     status = os.stat(file)
-    return file, status.st_size, status.st_mtime_ns
+    return file, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
 @cache
@@ -53,7 +54,9 @@ def find_jpeg() -> JpegDecoder | None:
         pillow = import_module("PIL.Image")
         decoder = JpegDecoder(pillow.core.__file__)
         files = pillow.core.__file__, decoder.path
-        key = verdicts.make_key("JPEG", pillow.__version__, list(map(_identify, files)))
+        # The program, or a library loaded before all others, may have a libjpeg that Pillow calls.
+        others = sys.executable, os.environ.get("LD_PRELOAD")
+        key = verdicts.make_key("JPEG", pillow.__version__, list(map(_identify, files)), others)
         verdict = verdicts.find(key)
         if verdict is None:
             why = "" if _is_pillows(decoder, pillow) else "parts of JPEG files differ"
