@@ -292,8 +292,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return shared or self.__dict__.setdefault("_shared", self._new_shared())
 
     def _new_shared(self, position: Any = None) -> Shared:
-        calls_others = self.path != "torch" and not is_keyed(self)
-        return Shared(position, calls_others and adapters().serve_fetches(), self.numa)
+        return Shared(position, False if self.path == "torch" else None, self.numa)
 
     def __iter__(self) -> BaseIter:
         position = self._shared.position
@@ -318,6 +317,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self.num_workers > 0:
             self.check_worker_number_rationality()
         shared = self._shared
+        if shared.is_served is None and not is_keyed(self):
+            shared.is_served = adapters().serve_fetches()
         if shared.position.has_cursor is None:
             shared.position.look_at(self.dataset)
         make_torch_iterator = functools.partial(super()._get_iterator, *args, **kwargs)

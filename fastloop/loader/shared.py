@@ -72,7 +72,7 @@ class Shared:
     """One loader's batch memory and counts, and the loader's position in its epoch."""
 
     def __init__(
-        self, position: Position | None = None, is_served: bool = False, numa: str = "auto"
+        self, position: Position | None = None, is_served: bool | None = False, numa: str = "auto"
     ) -> None:
         keep_heap()  # samples are made of temporary arrays; forked workers inherit the setting
         self.position = position or Position()
@@ -95,7 +95,9 @@ class Shared:
         self.latest_ahead: Callable[[], Any] = nobody  # the latest iterator that may leave one
         # How many were dropped since one was taken over. From 2 on also epochs that were not tried.
         self.renewals = 0
-        self.is_served = is_served  # see ``Fetch``
+        self.is_served = (
+            is_served  # see ``Fetch``; None: fastloop alone has made all samples so far
+        )
         self.left_collate: Any = None  # a collate function that fastloop does not accelerate
         self.left = 0, 0  # the ids of a dataset and a collate function that are Python's
         self.noted: dict[Any, str] = {}  # how this loader's iterators were made
@@ -380,7 +382,7 @@ class SyncIter(SingleIter, LockedIter):
         found = Collation(self._dataset, self._collate_fn, is_tried, shared.collate_here)
         self._dataset_fetcher.collate_fn, self._lender = found.function, found.lender
         self.is_collated = found.core is not None
-        self._is_served = shared.is_served and uses_native_collate
+        self._is_served = bool(shared.is_served) and uses_native_collate
         shared.note_collate(found.fallbacks)
 
     def _next_data(self) -> Any:

@@ -20,7 +20,7 @@ pytest.importorskip("PIL", reason="Pillow is not installed")
 from image_folders import by_pillow, encode, picture, write_folder
 from PIL import Image
 
-from fastloop import ArrayDataset, DataLoader, ImageFolder
+from fastloop import ArrayDataset, DataLoader, ImageFolder, adapters
 from fastloop import transforms as T
 
 v2: Any = torchvision_v2()
@@ -510,3 +510,15 @@ def test_pillow_images_survive_the_decoders_next_call(root: Path) -> None:
     for image, row in ((first, 0), (second, 2)):
         path = dataset.samples[row][0]
         np.testing.assert_array_equal(np.asarray(image), by_pillow(Path(path).read_bytes()))
+
+
+def test_a_function_that_a_loader_gets_later_may_use_other_libraries(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "serve_fetches", lambda: True)
+    loader = DataLoader(ImageFolder(root, T.CenterCrop(4)), 2)
+    list(loader)
+    assert not loader._shared.is_served
+    loader.collate_fn = lambda batch: batch
+    list(loader)
+    assert loader._shared.is_served
