@@ -515,7 +515,7 @@ class ThreadIter(WorkerIter):
         how = [(it._pid, it._num_workers, it._team.pin, it._team.is_served) for it in (self, idle)]
         fits = is_same and how[0] == how[1] and idle._can_resume()
         depth = self._prefetch_factor if self._depth is None else self._depth.value
-        # With more batches under way the sampler's generator would be further than torch's.
+        # If more batches are under way, torch's sampler would have drawn fewer indices by now.
         fits = fits and idle._sent_ahead <= depth * self._num_workers
         if self._forecast is None or not fits:
             self._shared.add(ahead_drops=self._forecast is not None and idle._sent_ahead > 0)
