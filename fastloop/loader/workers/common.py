@@ -10,11 +10,14 @@ the base class of every iterator run.
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 import weakref
 from collections import deque
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import util
+from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -43,6 +46,17 @@ def is_exiting() -> bool:
     modules may be gone."""
     ask = getattr(util, "is_exiting", None)
     return ask is None or bool(ask())
+
+
+def stack_above(thread: Thread, file: str) -> str | None:
+    """Return the lines of a thread's stack in code that a file has called; None if the thread has
+    ended."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return None
+    stack = traceback.format_stack(frame)
+    own = [number for number, line in enumerate(stack) if file in line]
+    return "".join(stack[own[-1] + 1 :]).rstrip()
 
 
 class WorkerIter(MultiIter, LockedIter):

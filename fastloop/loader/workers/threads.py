@@ -11,7 +11,6 @@ import atexit
 import os
 import sys
 import threading
-import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +36,7 @@ from fastloop.data.columns import below_subsets, own
 from fastloop.data.stateful import DatasetReader
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts, is_pinned_by_torch, nobody
 from fastloop.loader.workers.batch_pickle import Order, add_batch, describe_task
-from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
+from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter, stack_above
 
 # The seconds to wait for threads to end. A thread ends after its present sample.
 PATIENCE_S = 2.5
@@ -48,10 +47,9 @@ _PROBE_NS = 10_000_000
 
 def _take_collate(stock: list[Collate]) -> Collate:
     """Return an idle collate, whose batch memory is used again. One thread at a time uses it."""
-    try:
+    with suppress(IndexError):
         return stock.pop()
-    except IndexError:
-        return make_collate()  # without helpers for copies: threads copy side by side
+    return make_collate()  # without helpers for copies: threads copy side by side
 
 
 class _StoppedError(Exception):
@@ -374,16 +372,6 @@ def _end_all() -> None:
     await_end(threads)
 
 
-def _stack_of(thread: WorkerThread) -> str | None:
-    """Return the lines of a thread's stack in code of the program; None if the thread has ended."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    if frame is None:
-        return None
-    stack = traceback.format_stack(frame)
-    own = [number for number, line in enumerate(stack) if __file__ in line]
-    return "".join(stack[own[-1] + 1 :]).rstrip()
-
-
 # ---- the iterator
 
 
@@ -392,7 +380,7 @@ _SAME = "_dataset", "_collate_fn", "_index_sampler"
 _LEFT = [*_SAME, "_pid", "_num_workers", "_has_begun", "_forecast", "_ahead", "_sent_ahead"]
 _LEFT += "_team _data_queue _collations _arrived _unread _drawn _unsent _awaited _fault".split()
 _LEFT += "_first _send_idx _rcvd_idx _tasks_outstanding _task_info _workers_status".split()
-_LEFT += ["_workers_num_tasks", "_counted"]
+_LEFT += "_workers_num_tasks _counted".split()
 
 
 class ThreadIter(WorkerIter):
@@ -449,9 +437,8 @@ class ThreadIter(WorkerIter):
     def count(self) -> WorkerCounts:
         counts, fallbacks = self._count_all()
         earlier, known = self._counted
-        if earlier:
-            pairs = zip(counts, earlier, strict=True)
-            counts = tuple(tuple(map(sub, *pair)) for pair in pairs)
+        pairs = zip(counts, earlier or repeat((0,) * 4), strict=False)
+        counts = tuple(tuple(map(sub, *pair)) for pair in pairs)
         return counts, dict(Counter(fallbacks) - Counter(known))
 
     def _count_all(self) -> WorkerCounts:
@@ -573,7 +560,7 @@ class ThreadIter(WorkerIter):
         # Of a batch that is dealt to all threads, any may be the one that hangs in its sample.
         threads = [t for t in self._workers if t.task and t.task[0] == self._rcvd_idx]
         threads += [t for t in self._workers if (t.number == info[0] if info else t.task)]
-        stacks = [(thread, stack) for thread in threads if (stack := _stack_of(thread)) is not None]
+        stacks = [(t, stack) for t in threads if (stack := stack_above(t, __file__)) is not None]
         if not stacks:
             return ""
         thread, stack = min(stacks, key=lambda found: not found[1])  # the first one with any lines
