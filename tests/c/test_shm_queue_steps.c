@@ -4,10 +4,9 @@
 #include "check.h"
 
 #include "shm_queue_fixture.h"
+#include "traced.h"
 
 #include <sched.h>
-#include <signal.h>
-#include <sys/ptrace.h>
 
 /* Every second instruction is looked at, because the checks of AddressSanitizer are also
  * instructions. */
@@ -37,15 +36,16 @@ static scene set_scene(bool are_others_asleep)
     return s;
 }
 
-typedef struct sight {
-    void (*look)(scene *);
+/* What a child does. */
+typedef struct deed {
+    void (*act)(scene *);
     scene *s;
-} sight;
+} deed;
 
-static int look_once(void *arg)
+static int act_once(void *arg)
 {
-    const sight *what = arg;
-    what->look(what->s);
+    const deed *what = arg;
+    what->act(what->s);
     return 0;
 }
 
@@ -55,33 +55,16 @@ static void look_apart(void (*look)(scene *), scene *s)
     char *before = malloc((size_t)s->r.bytes);
     CHECK(before != NULL);
     memcpy(before, s->r.memory, (size_t)s->r.bytes);
-    CHECK_INT(run_child(look_once, &(sight){look, s}), 0);
+    CHECK_INT(run_child(act_once, &(deed){look, s}), 0);
     memcpy(s->r.memory, before, (size_t)s->r.bytes);
     free(before);
-}
-
-/* Starts a child that has stopped before it runs `act`. */
-static pid_t start_traced(void (*act)(scene *), scene *s)
-{
-    pid_t child = fork();
-    int status;
-    CHECK(child >= 0);
-    if (child == 0) {
-        alarm(HANG_SECONDS);
-        CHECK(ptrace(PTRACE_TRACEME, 0, NULL, NULL) == 0);
-        raise(SIGSTOP);
-        act(s);
-        _exit(0);
-    }
-    CHECK(waitpid(child, &status, 0) == child && WIFSTOPPED(status));
-    return child;
 }
 
 /* Runs `act` in a child, and `look` here after each of its instructions. */
 static void step_through(void (*act)(scene *), void (*look)(scene *), scene *s)
 {
     int64_t steps = 0;
-    pid_t child = start_traced(act, s);
+    pid_t child = start_traced(act_once, &(deed){act, s});
     int status = 0x7f; /* stopped */
     while (WIFSTOPPED(status)) {
         if (LANE_SLOWNESS == 1 || steps % STRIDE == 0) look_apart(look, s);
@@ -234,7 +217,7 @@ static void happen_at_every_instruction(void (*sleeper)(scene *), void (*happen)
         for (int32_t w = 0; w < WORKERS; w++)
             CHECK_INT(serve_one(s.r.shm, w, &s.served[w], 0), FL_OK);
         for (int32_t w = 0; w < WORKERS; w++) CHECK(take_next(s.r.shm, s.b) >= 0);
-        pid_t child = start_traced(sleeper, &s);
+        pid_t child = start_traced(act_once, &(deed){sleeper, &s});
         int status;
         for (int64_t i = 0; i < at && is_stopped; i++)
             is_stopped = go_on_to_stop(child, PTRACE_SINGLESTEP, &status);
@@ -323,7 +306,8 @@ static bool tell_late(int64_t at)
     scene s = set_scene(false);
     CHECK_INT(serve_one(s.r.shm, 0, &s.served[0], 0), FL_OK);
     CHECK(take_next(s.r.shm, s.b) >= 0);
-    pid_t teller = start_traced(send_stop_send, &s), sleeper = start_traced(serve_twice, &s);
+    pid_t teller = start_traced(act_once, &(deed){send_stop_send, &s});
+    pid_t sleeper = start_traced(act_once, &(deed){serve_twice, &s});
     int status = 0;
     for (int64_t i = 0; i < at; i++) {
         CHECK(go_on_to_stop(teller, PTRACE_SINGLESTEP, &status));

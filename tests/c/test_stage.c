@@ -2,9 +2,7 @@
  * process that was killed gets its rows again; marks that a worker has overwritten do no harm. */
 #include "check.h"
 #include "fl_stage.h"
-
-#include <signal.h>
-#include <sys/ptrace.h>
+#include "traced.h"
 
 enum { ROWS = 32, ROW_BYTES = 40, WORKERS = 4, SHARES = 2 * WORKERS };
 
@@ -219,25 +217,16 @@ static void claim_rows(claim *own, int32_t worker, int64_t shares)
     own->count = fl_stage_claim(&own->stage, worker, shares, &cursor, &own->first);
 }
 
-static void claim_all(claim *own) { claim_rows(own, 0, 1); }
-
-static void make_own(claim *own) { make_rows(&own->stage, 0, 2); }
-
-/* Starts a child that has stopped before it runs `act`. */
-static pid_t start_traced(void (*act)(claim *), claim *own)
+static int claim_all(void *own)
 {
-    pid_t child = fork();
-    int status;
-    CHECK(child >= 0);
-    if (child == 0) {
-        alarm(HANG_SECONDS);
-        CHECK(ptrace(PTRACE_TRACEME, 0, NULL, NULL) == 0);
-        raise(SIGSTOP);
-        act(own);
-        _exit(0);
-    }
-    CHECK(waitpid(child, &status, 0) == child && WIFSTOPPED(status));
-    return child;
+    claim_rows(own, 0, 1);
+    return 0;
+}
+
+static int make_own(void *own)
+{
+    make_rows(&((claim *)own)->stage, 0, 2);
+    return 0;
 }
 
 /* Lets a child go on, by one instruction or to its end. Returns true if it has stopped again. */
