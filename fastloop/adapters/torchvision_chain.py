@@ -198,8 +198,8 @@ def is_gate(op: Any) -> bool:
 
 
 def is_plain_v1(op: Any, *names: str) -> bool:
-    """Tell whether an operation is an unaltered one of torchvision's v1 with one of these names.
-    Raises ValueError."""
+    """Tell whether an operation has one of these classes of torchvision's v1. Raises ValueError if
+    the operation was altered."""
     is_known = any(_is_of(op, name) for name in names)
     if is_known:
         _check_unaltered(op)

@@ -25,7 +25,8 @@ static struct {
 
 static fl_jpeg_codes codes;
 
-/* Lengths of codes: of the standard's tables; all alike; most of them longer than one look. */
+/* How many codes have 1, 2, ..., 16 bits, in three tables of each kind: a table of the standard;
+ * one whose codes have the same length; one whose codes are mostly longer than FL_JPEG_LOOK. */
 static const uint8_t lengths[2][3][16] = {
     {{0, 1, 5, 1, 1, 1, 1, 1, 1}, {0, 0, 0, 12}, {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 6}},
     {{0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125},

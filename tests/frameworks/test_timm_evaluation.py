@@ -1,5 +1,5 @@
-"""timm's transforms for evaluation behind patch(): in create_loader(), in an ImageFolder and called
-for single images."""
+"""Behind patch(), timm's transforms for evaluation give timm's bits: in create_loader(), in an
+ImageFolder, and for single images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders of timm by timm alone and behind patch(), for tests of both."""
+"""Runs a loader of timm without fastloop and behind patch(), and compares the batches."""
 
 import os
 import random
@@ -106,7 +106,7 @@ def compare(root: Path, is_served: bool = True, **named: Any) -> list[Any]:
 
 
 def damage(root: Path, tmp_path: Path) -> None:
-    """Write the files of a folder to another one, some of them damaged."""
+    """Copy the files of a folder to `tmp_path`, and damage three of seven."""
     for number, path in enumerate(sorted(root.glob("*/*"))):
         data = path.read_bytes()
         data = data[: len(data) // 2] if number % 7 == 3 else data

@@ -8,7 +8,8 @@ enum { LOOK = FL_JPEG_LOOK, DHT = 0xC4, RST = 0xD0, SOS = 0xDA, DRI = 0xDD };
 /* An entry of a table: the bits of a code and its number, the bits of the number from SIZE on, and
  * from RUN on the run of coefficients that are 0. */
 enum { SIZE = 8, RUN = 16, LENGTH = 63, SIZES = 15 };
-enum { LAST = 64, DAMAGED = 96 }; /* runs: all other coefficients are 0; there is no such code */
+/* Two runs beyond a block: all coefficients that are left are 0; no code has these bits. */
+enum { LAST = 64, DAMAGED = 96 };
 enum { MOST_OF_FIRST = 11, MOST = 10 }; /* bits of a number */
 
 /* Where coefficients are in a block. The run LAST ends at the last one, which then is 0 already. */
@@ -113,7 +114,8 @@ bool fl_jpeg_codes_open(fl_jpeg_codes *out, const uint8_t *data, const uint8_t *
 
 /* ---- bits */
 
-/* Moves bytes of the file into the window, without the zero behind each 0xFF, up to a marker. */
+/* Moves bytes from the file to the window until the window is full or a marker comes. In a scan a
+ * 0xFF that belongs to a code is followed by a zero, which is left out. */
 static void fill_window(fl_jpeg_codes *codes)
 {
     uint8_t *to = codes->window;
@@ -184,8 +186,8 @@ static inline code take_code(fl_jpeg_bits *bits, const fl_jpeg_table *table, boo
     return (code){(int32_t)((int64_t)((uint64_t)number >> 1 >> (63 - size)) + least), entry >> RUN};
 }
 
-/* Takes the next number of a block, which may be NULL, and returns its run. `place` becomes the
- * place behind the number. */
+/* Takes the next number of a block and returns its run. `place`, the number's earliest place,
+ * becomes the next number's. `block` may be NULL. */
 static inline uint32_t
 take_number(fl_jpeg_bits *bits, const fl_jpeg_table *table, int16_t *block, uint32_t *place)
 {

@@ -2,12 +2,11 @@
  * and after them a mark for each row, 0 or 1 plus the number of the worker that has claimed the
  * row.
  *
- * Floor 1. The parent opens a stage before any worker knows of it; then workers, processes or
- * threads, claim rows and write them. There is no lock, and a worker may die at any instruction:
- * the marks tell its successor which rows to make again. Marks are not trusted, because a worker
- * may write anywhere in shared memory by mistake: a row with a wrong mark is a row that nobody
- * makes. No function blocks or needs memory. docs/internals/processes.md says who owns the memory.
- */
+ * Floor 1. The parent opens a stage before any worker knows of it. Then workers (processes or
+ * threads) claim rows and write them. There is no lock. If a worker dies, at any instruction, the
+ * marks tell its successor which rows to make again. A worker may overwrite marks by mistake: then
+ * nobody makes the row of a wrong mark. No function blocks or needs memory.
+ * docs/internals/processes.md says who owns the memory. */
 #ifndef FL_STAGE_H
 #define FL_STAGE_H
 

@@ -7,21 +7,13 @@
 #ifndef FL_CPU_IMAGE_WARP_LINE_H
 #define FL_CPU_IMAGE_WARP_LINE_H
 
-/* For the bytes of PIL_DOUBLES pixels, the pixel of each byte. */
-#if FL_VECTOR_BYTES == 64
-static const int64_t pil_pixel_of[5][4 * PIL_DOUBLES] = {
-    [3] = {0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7}, [4] = {0, 0, 0,
-                                                                                           0, 1, 1,
-                                                                                           1, 1, 2,
-                                                                                           2, 2, 2,
-                                                                                           3, 3, 3,
-                                                                                           3, 4, 4,
-                                                                                           4, 4, 5,
-                                                                                           5, 5, 5,
-                                                                                           6, 6, 6,
-                                                                                           6, 7, 7,
-                                                                                           7, 7}};
+/* The pixel of each byte, for three and for four channels. */
+static const int64_t pil_pixel_of_3[] = {0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3,
+                                         4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7};
+static const int64_t pil_pixel_of_4[] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3,
+                                         4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7};
 
+#if FL_VECTOR_BYTES == 64
 static inline pil_pixels pil_load(const uint8_t *src)
 {
     return (pil_pixels)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)src));
@@ -34,10 +26,6 @@ static inline void pil_store(uint8_t *dst, pil_doubles v)
     _mm_storel_epi64((__m128i *)dst, _mm256_cvtusepi32_epi8(ints));
 }
 #else
-static const int64_t pil_pixel_of[5][4 * PIL_DOUBLES] = {
-    [3] = {0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3},
-    [4] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}};
-
 static inline pil_pixels pil_load(const uint8_t *src)
 {
     int32_t word;
@@ -63,11 +51,12 @@ FL_FOR_EACH_ARITHMETIC pil_doubles mix_bytes(const uint8_t *const from[4], int64
 FL_FOR_EACH_ARITHMETIC void mix_vector(uint8_t *dst, const uint8_t *const from[4], int64_t at,
                                        const double *part, int64_t channels, bool is_cubic)
 {
+    const int64_t *pixel_of = channels == 3 ? pil_pixel_of_3 : pil_pixel_of_4;
     pil_doubles parts;
     memcpy(&parts, part, sizeof parts);
     for (int64_t c = 0; c < channels; c++, dst += PIL_DOUBLES, at += PIL_DOUBLES) {
         pil_longs which;
-        memcpy(&which, &pil_pixel_of[channels][c * PIL_DOUBLES], sizeof which);
+        memcpy(&which, pixel_of + c * PIL_DOUBLES, sizeof which);
         pil_store(dst, mix_bytes(from, at, __builtin_shuffle(parts, which), is_cubic));
     }
 }

@@ -20,15 +20,7 @@ from fastloop.base.checks import check_type, look_up, make_message
 from fastloop.data.field import Field, torch_dtype
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.arguments import DTYPES
-from fastloop.data.transforms.plan import (
-    Geometry,
-    ImageOp,
-    Plan,
-    Values,
-    compile_plan,
-    explain_ops,
-    make_operation,
-)
+from fastloop.data.transforms.plan import Geometry, ImageOp, Plan, Values, compile_plan, explain_ops
 from fastloop.data.transforms.split import Piece, SplitPlan, join_pieces, lay_out
 
 Pieces = tuple[Piece, ...]
@@ -87,7 +79,6 @@ def make_own(cls: Any, transform: Any, **others: Any) -> Any:
     Args:
         others: arguments that replace attributes.
     """
-    make_operation(cls)
     names = [field.name for field in fields(cls)] if is_dataclass(cls) else []
     if hasattr(transform, "transforms"):
         arguments = {name: value for name, value in vars(transform).items() if name == "p"}

@@ -56,11 +56,11 @@ class _Fields:
     subclass of the program, or by an object that was unpickled without ``__new__``."""
 
     def __get__(self, op: object, cls: Any) -> Any:
-        make_operation(cls)
+        _make(cls)
         return cls.__dataclass_fields__
 
 
-def make_operation(cls: type) -> None:
+def _make(cls: type) -> None:
     """Make dataclasses of an operation and its bases, where that has not been done."""
     with _lock:
         for base in reversed(cls.__mro__):
@@ -73,7 +73,7 @@ class _Signature:
     """The signature of an operation."""
 
     def __get__(self, op: object, cls: Any) -> Signature | None:
-        make_operation(cls)
+        _make(cls)
         return signature(partial(cls.__init__, None)) if op is None else None
 
 
@@ -89,7 +89,7 @@ class ImageOp:
     _compiled: tuple[tuple[int, ...], Plan] | None = None  # for the shape of the last image
 
     def __new__(cls, *_args: object, **_named: object) -> Self:
-        make_operation(cls)
+        _make(cls)
         return super().__new__(cls)
 
     def __init__(self) -> None:

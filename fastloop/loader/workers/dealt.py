@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Collate, ParentEnd, Reply
 from fastloop.compat.tensors import is_plain, outside_inference_mode
-from fastloop.data.columns import adapters, below_subsets, is_default_collate, own
+from fastloop.data.columns import adapters, below_subsets
+from fastloop.loader.shared import is_keyed
 from fastloop.loader.workers.batch_pickle import pickle_task
 
 # Each of n workers makes a part of n batches, and the parent copies all of them: with more workers
@@ -33,11 +34,10 @@ def may_deal(loader: DataLoader[Any]) -> bool:
     is_few = 1 < loader.num_workers <= _MOST_WORKERS
     if not (is_few and loader.in_order and loader._auto_collation):
         return False
-    init, dataset = loader.worker_init_fn, below_subsets(loader.dataset)[0]
+    init = loader.worker_init_fn
     if init is not None and not adapters().name_of_seeder(init):
         return False  # it may change the dataset of one worker
-    is_keyed = own(dataset, "_is_keyed")  # of the exact class
-    return bool(is_keyed and is_keyed(dataset) and is_default_collate(loader.collate_fn))
+    return is_keyed(loader)
 
 
 def cut(task: tuple[int, list[Any]], workers: int) -> list[tuple[int, list[Any], int, list[Any]]]:
