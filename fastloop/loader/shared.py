@@ -95,9 +95,8 @@ class Shared:
         self.latest_ahead: Callable[[], Any] = nobody  # the latest iterator that may leave one
         # How many were dropped since one was taken over. From 2 on also epochs that were not tried.
         self.renewals = 0
-        self.is_served = (
-            is_served  # see ``Fetch``; None: fastloop alone has made all samples so far
-        )
+        # See ``Fetch``; None: fastloop alone has made all samples so far.
+        self.is_served = is_served
         self.left_collate: Any = None  # a collate function that fastloop does not accelerate
         self.left = 0, 0  # the ids of a dataset and a collate function that are Python's
         self.noted: dict[Any, str] = {}  # how this loader's iterators were made

@@ -11,9 +11,9 @@ import torch
 from time_limits import limit
 
 from fastloop import DataLoader, _core
-from fastloop.device import destinations
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.destinations import Destination, DeviceMemory
+from fastloop.loader.shared import Shared
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
 NESTED = "from inside its own next"
@@ -53,7 +53,9 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def loop_with(monkeypatch: pytest.MonkeyPatch, memory: Interrupted) -> Any:
-    monkeypatch.setattr(destinations, "find_destination", lambda *_, **__: memory)
+    monkeypatch.setattr(
+        Shared, "open_destination", lambda shared, *_, is_shared: (shared.memory(is_shared), memory)
+    )
     return iter(DataLoader(Samples(), 4, num_workers=1))
 
 

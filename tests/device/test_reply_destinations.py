@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader as TorchLoader
 from fastloop import DataLoader, ImageFolder, _core
 from fastloop import transforms as T
 from fastloop.base.nested import list_leaves, map_leaves
-from fastloop.device import destinations
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.destinations import Destination, DeviceMemory
+from fastloop.loader.shared import Shared
 from fastloop.loader.workers import processes as process_iter
 from fastloop.loader.workers.batch_pickle import unpack
 
@@ -40,7 +40,9 @@ class HostMemory(DeviceMemory):
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> HostMemory:
     memory = HostMemory()
-    monkeypatch.setattr(destinations, "find_destination", lambda *_, **__: memory)
+    monkeypatch.setattr(
+        Shared, "open_destination", lambda shared, *_, is_shared: (shared.memory(is_shared), memory)
+    )
     monkeypatch.setattr(process_iter, "unpack", memory.unpack)
     return memory
 
