@@ -57,6 +57,23 @@ static void test_a_fresh_slot_is_as_large_as_asked_for(void)
     fl_arena_close(arena);
 }
 
+/* The first limit of a request is a guess, the next a quarter more than the first batch needed. */
+static void test_a_slot_serves_batches_that_ask_for_a_quarter_more(void)
+{
+    fl_arena *arena = open_arena(256 * MIB);
+    fl_pool *pool = open_shared_pool(arena, 2);
+    fl_slot *slot = get_slot(pool, 8 * MIB);
+    const char *data = fl_slot_data(slot);
+    fill(slot, 1, 8 * MIB);
+    fl_slot_return(slot);
+    slot = get_slot(pool, 10 * MIB);
+    CHECK(fl_slot_data(slot) == data && data[0] == 1);
+    fl_slot_return(slot);
+    check_counts(pool, 0, 1, 0, 1);
+    fl_pool_close(pool);
+    fl_arena_close(arena);
+}
+
 static void test_surplus_slots_give_their_memory_back(void)
 {
     enum { COUNT = 6, RESERVE = 2 };
@@ -346,6 +363,7 @@ int main(void)
     RUN(test_what_is_lent_during_a_fork_is_left_alone);
     RUN(test_slots_lie_in_the_arena_apart);
     RUN(test_a_fresh_slot_is_as_large_as_asked_for);
+    RUN(test_a_slot_serves_batches_that_ask_for_a_quarter_more);
     RUN(test_surplus_slots_give_their_memory_back);
     RUN(test_kept_slots_keep_their_bytes_while_others_cycle);
     RUN(test_batches_outlive_pool_and_arena);

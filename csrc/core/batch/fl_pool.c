@@ -143,6 +143,12 @@ static void abandon_slot(fl_slot *slot)
     drop_reference(pool);
 }
 
+/* Returns the memory of an EMPTY slot at most: a block has none where no batch has been. */
+static int64_t held_bytes(const fl_slot *slot)
+{
+    return slot->block != NULL ? slot->used : slot->pages.capacity;
+}
+
 /* Counts EMPTY slots; returns true if there was room within the reserve and the limit before.
  * Pinned slots are always kept: to unpin a slot, the returning thread would have to wait for the
  * device, and the next epoch would pin the slot again. */
@@ -159,7 +165,7 @@ static void free_list(fl_pool *pool, fl_slot *slot)
 {
     while (slot != NULL) {
         fl_slot *next = slot->next;
-        count_empty(pool, -1, -slot->pages.capacity);
+        count_empty(pool, -1, -held_bytes(slot));
         free_slot(slot);
         slot = next;
     }
@@ -208,7 +214,7 @@ static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
 static void recycle(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    int64_t bytes = slot->pages.capacity;
+    int64_t bytes = held_bytes(slot);
     if (count_empty(pool, 1, bytes) && push(&pool->returned, slot)) return;
     count_empty(pool, -1, -bytes);
     free_slot(slot);
@@ -322,7 +328,7 @@ static fl_slot *pop_empty_locked(fl_pool *pool)
     fl_slot *slot = pool->spare;
     if (slot == NULL) return NULL;
     pool->spare = slot->next;
-    count_empty(pool, -1, -slot->pages.capacity);
+    count_empty(pool, -1, -held_bytes(slot));
     return slot;
 }
 
@@ -338,7 +344,7 @@ static fl_slot *pop_pinned_locked(fl_pool *pool, int64_t bytes)
     fl_slot *found = *place;
     if (found == NULL) return NULL;
     *place = found->next;
-    count_empty(pool, -1, -found->pages.capacity);
+    count_empty(pool, -1, -held_bytes(found));
     return found;
 }
 
@@ -360,14 +366,16 @@ static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
     return FL_OK;
 }
 
-/* Returns the size of a new slot. An arena rounds sizes itself. Without an arena a slot is as large
- * as the largest slot so far, so that it serves every batch. Pinned slots at least double, so that
- * slowly growing batches are pinned again only as often as they double. */
+/* Returns the size of a new slot. In an arena, whose blocks are sparse, a slot has room for a
+ * quarter more, because a slot that is too small for the next batch is freed. Without an arena a
+ * slot is as large as the largest slot so far, so that it serves every batch. Pinned slots at least
+ * double, so that slowly growing batches are pinned again only as often as they double. */
 static int64_t find_size(fl_pool *pool, const fl_slot *outgrown, int64_t bytes)
 {
     int64_t largest = atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed);
     bool is_small = bytes <= INT64_MAX / 4;
-    if (pool->arena != NULL) return outgrown != NULL && is_small ? 2 * bytes : bytes;
+    if (pool->arena != NULL && is_small) return outgrown != NULL ? 2 * bytes : bytes + bytes / 4;
+    if (pool->arena != NULL) return bytes;
     if (is_pinning(pool) && largest > 0 && bytes > largest && is_small)
         return fl_max(bytes, 2 * largest);
     return fl_max(bytes, largest);
