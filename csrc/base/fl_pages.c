@@ -12,6 +12,9 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -101,14 +104,25 @@ void fl_pages_close(fl_pages *pages)
     *pages = (fl_pages){0};
 }
 
-bool fl_pages_populate(char *data, int64_t bytes)
+static bool populate(char *data, int64_t bytes, int advice)
 {
     uintptr_t from = (uintptr_t)data & ~((uintptr_t)page_bytes() - 1);
     size_t length = (size_t)((uintptr_t)data + (uintptr_t)bytes - from);
     int saved = errno;
-    bool done = bytes <= 0 || madvise((void *)from, length, MADV_POPULATE_WRITE) == 0;
+    bool done = bytes <= 0 || madvise((void *)from, length, advice) == 0;
     errno = saved;
     return done;
+}
+
+bool fl_pages_populate(char *data, int64_t bytes)
+{
+    return populate(data, bytes, MADV_POPULATE_WRITE);
+}
+
+/* For a read the kernel maps 16 pages at once that are there, for a write one page. */
+bool fl_pages_populate_shared(char *data, int64_t bytes)
+{
+    return populate(data, bytes, MADV_POPULATE_READ);
 }
 
 void fl_pages_place(char *data, int64_t bytes, uint64_t nodes)
@@ -129,14 +143,33 @@ int64_t fl_pages_whole(int64_t bytes)
     return (bytes + page - 1) / page * page;
 }
 
-void fl_pages_keep_heap(void)
+/* Asks for huge pages where the heap will grow: a worker writes samples of many megabytes to pages
+ * that it has never had, and small pages take as long as the decoding of a small image. Blocks that
+ * malloc takes from below sbrk(0), all close together, show where the heap is; nobody writes to
+ * them. */
+static void enlarge_heap_pages(void)
+{
+    enum { BLOCKS = 7, BLOCK = 31 << 20 };
+    char *volatile blocks[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) blocks[i] = malloc(BLOCK);
+    char *begin = blocks[0], *end = sbrk(0);
+    bool is_heap = true;
+    for (int i = 0; i < BLOCKS; i++)
+        is_heap = is_heap && begin != NULL && blocks[i] >= begin && blocks[i] + BLOCK <= end &&
+                  end - begin <= KEPT_BYTES;
+    begin += -(uintptr_t)begin & (HUGE_BYTES - 1);
+    if (is_heap) (void)madvise(begin, (size_t)(end - begin), MADV_HUGEPAGE);
+    for (int i = 0; i < BLOCKS; i++) free(blocks[i]);
+}
+
+void fl_pages_keep_heap(bool with_huge_pages)
 {
     /* glibc's threshold follows the largest mapping that was freed, up to 32 MB with its header. */
     void *volatile largest = malloc((32 << 20) - 2 * (size_t)page_bytes());
     free(largest);
 #ifdef M_TRIM_THRESHOLD
-    if (getenv("MALLOC_TRIM_THRESHOLD_") == NULL && getenv("GLIBC_TUNABLES") == NULL)
-        (void)mallopt(M_TRIM_THRESHOLD, KEPT_BYTES);
+    if (getenv("MALLOC_TRIM_THRESHOLD_") != NULL || getenv("GLIBC_TUNABLES") != NULL) return;
+    if (mallopt(M_TRIM_THRESHOLD, KEPT_BYTES) == 1 && with_huge_pages) enlarge_heap_pages();
 #endif
 }
 

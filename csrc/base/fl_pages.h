@@ -42,6 +42,10 @@ void fl_pages_forget(const fl_pages *pages);
  * only: if the kernel cannot, returns false, and the first writes fault pages in. */
 bool fl_pages_populate(char *data, int64_t bytes);
 
+/* The same for pages of a shared, writable mapping, in a third of the time (2026-12) where a
+ * different process has written to these pages before. */
+bool fl_pages_populate_shared(char *data, int64_t bytes);
+
 /* Says on which nodes of the machine the system puts these mapped pages, one bit for each node,
  * when they are first written: on one node as long as it has room, on several nodes in turn; 0:
  * says nothing, without a system call. Advice only. If the thread has a policy of its own, for
@@ -52,7 +56,9 @@ void fl_pages_place(char *data, int64_t bytes, uint64_t nodes);
  * after a program has freed one large buffer, and up to 256 MB stay at its end, so that samples of
  * a batch that are kept until it is whole find their pages again. Without this call glibc gives
  * megabytes back to the system and faults them in again, sample after sample. A program that has
- * set M_MMAP_THRESHOLD, or glibc's variables, keeps its choice; other allocators take no notice. */
-void fl_pages_keep_heap(void);
+ * set M_MMAP_THRESHOLD, or glibc's variables, keeps its choice; other allocators take no notice.
+ * with_huge_pages: asks the system for huge pages in the next 200 MB of the heap. For a process
+ * that is forked anew for each epoch, because a page of 4 KiB costs more than its first use. */
+void fl_pages_keep_heap(bool with_huge_pages);
 
 #endif

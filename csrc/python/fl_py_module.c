@@ -218,13 +218,15 @@ static PyObject *module_is_small_part(PyObject *Py_UNUSED(module), PyObject *arg
 }
 
 static const char keep_heap_doc[] =
-    PyDoc_STR("keep_heap()\n--\n\n"
+    PyDoc_STR("keep_heap(with_huge_pages=False, /)\n--\n\n"
               "Let malloc keep the memory of freed temporary arrays, instead of returning the\n"
               "memory to the system (fl_pages_keep_heap).");
 
-static PyObject *module_keep_heap(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+static PyObject *module_keep_heap(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    fl_pages_keep_heap();
+    int with_huge_pages = 0;
+    if (!PyArg_ParseTuple(args, "|p:keep_heap", &with_huge_pages)) return NULL;
+    fl_pages_keep_heap(with_huge_pages != 0);
     Py_RETURN_NONE;
 }
 
@@ -236,7 +238,7 @@ static PyMethodDef module_methods[] = {
     {"expect_fork", module_expect_fork, METH_NOARGS, expect_fork_doc},
     {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},
     {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},
-    {"keep_heap", module_keep_heap, METH_NOARGS, keep_heap_doc},
+    {"keep_heap", module_keep_heap, METH_VARARGS, keep_heap_doc},
     {"copy_row", fl_py_copy_row, METH_VARARGS, fl_py_copy_row_doc},
     {"move", fl_py_move, METH_VARARGS, fl_py_move_doc},
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},

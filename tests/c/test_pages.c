@@ -10,6 +10,7 @@
 #include <linux/seccomp.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
 
@@ -149,6 +150,39 @@ static void test_populate_is_only_advice(void)
     CHECK(!fl_pages_populate(closed, PAGE));
     CHECK_INT(errno, MARK_ERRNO);
     munmap(closed, PAGE);
+}
+
+enum { WRITTEN = 4 * MIB, NOT_POPULATED = 7 };
+
+static long count_faults(void)
+{
+    struct rusage used;
+    CHECK(getrusage(RUSAGE_SELF, &used) == 0);
+    return used.ru_minflt;
+}
+
+static int write_populated(void *shared)
+{
+    volatile char *data = shared;
+    errno = MARK_ERRNO;
+    bool is_done = fl_pages_populate_shared((char *)shared + 5, WRITTEN - 5);
+    CHECK_INT(errno, MARK_ERRNO);
+    long before = count_faults();
+    for (int64_t i = 0; i < WRITTEN; i += PAGE) data[i]++;
+    if (!is_done) return NOT_POPULATED;
+    return count_faults() - before < WRITTEN / PAGE / 8 ? 0 : 1;
+}
+
+/* As a new worker populates memory that an earlier one has written to. */
+static void test_populate_of_shared_memory_spares_write_faults(void)
+{
+    char *shared = mmap(NULL, WRITTEN, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    memset(shared, 1, WRITTEN);
+    int status = run_child(write_populated, shared);
+    CHECK(status == 0 || status == NOT_POPULATED);
+    for (int64_t i = 0; i < WRITTEN; i++) CHECK(shared[i] == (i % PAGE == 0 ? 2 : 1));
+    munmap(shared, WRITTEN);
 }
 
 /* ---- guard */
@@ -398,11 +432,47 @@ static void test_the_heap_keeps_what_a_batch_has_freed(void)
 {
     enum { PIECES = 150 };
     void *pieces[PIECES];
-    fl_pages_keep_heap();
+    fl_pages_keep_heap(false);
     for (int i = 0; i < PIECES; i++) CHECK((pieces[i] = malloc(MIB)) != NULL);
     const void *end = sbrk(0);
     for (int i = 0; i < PIECES; i++) free(pieces[i]);
     CHECK(sbrk(0) == end);
+}
+
+/* Returns how many bytes of the heap the system was asked to put into huge pages. */
+static int64_t heap_with_huge_pages(void)
+{
+    char line[256];
+    unsigned long long begin, end;
+    int64_t bytes = 0, sum = 0;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps) != NULL) {
+        if (sscanf(line, "%llx-%llx ", &begin, &end) == 2)
+            bytes = strstr(line, "[heap]") != NULL ? (int64_t)(end - begin) : 0;
+        else if (strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " hg") != NULL)
+            sum += bytes;
+    }
+    fclose(maps);
+    return sum;
+}
+
+static int ask_for_huge_pages(void *unused)
+{
+    (void)unused;
+    fl_pages_keep_heap(false);
+    if (heap_with_huge_pages() != 0) return 1;
+    fl_pages_keep_heap(true);
+    return heap_with_huge_pages() > 190 * MIB ? 0 : 2;
+}
+
+/* In a child, because the heap keeps them. */
+static void test_the_heap_of_a_worker_has_huge_pages(void)
+{
+    if (access("/sys/kernel/mm/transparent_hugepage", F_OK) == 0)
+        CHECK(run_child(ask_for_huge_pages, NULL) == 0);
+    else
+        printf(" (skipped: this kernel has no huge pages)");
 }
 #endif
 
@@ -425,8 +495,10 @@ int main(void)
     RUN(test_close_gives_all_of_it_back);
     RUN(test_populate_makes_pages_present);
     RUN(test_populate_is_only_advice);
+    RUN(test_populate_of_shared_memory_spares_write_faults);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     RUN(test_the_heap_keeps_what_a_batch_has_freed);
+    RUN(test_the_heap_of_a_worker_has_huge_pages);
 #endif
     return 0;
 }

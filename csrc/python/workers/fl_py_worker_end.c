@@ -108,7 +108,7 @@ static inline char *slot_data(const fl_py_worker_end *self)
     return self->base + self->request.offset;
 }
 
-/* Faults in pages with one call, the first time that this process writes to them. */
+/* Maps pages with one call, before this process writes to them for the first time. */
 static void populate(fl_py_worker_end *self, int64_t from, int64_t bytes)
 {
     uint64_t hash = (uint64_t)self->request.offset * 0x9E3779B97F4A7C15u;
@@ -117,7 +117,7 @@ static void populate(fl_py_worker_end *self, int64_t from, int64_t bytes)
         *known = (known_slot){.offset = self->request.offset};
     int64_t begin = fl_max(from, known->bytes), end = from + bytes;
     if (end - begin < POPULATE_FROM) return;
-    (void)fl_pages_populate(slot_data(self) + begin, end - begin);
+    (void)fl_pages_populate_shared(slot_data(self) + begin, end - begin);
     known->bytes = end;
 }
 
@@ -142,7 +142,7 @@ static char *take_claimed(fl_py_worker_end *self, int64_t bytes)
     if (bytes == 0 || bytes != self->claimed_bytes) return NULL;
     self->claimed_bytes = 0;
     char *data = self->base + self->claimed;
-    if (bytes >= POPULATE_FROM) (void)fl_pages_populate(data, bytes);
+    if (bytes >= POPULATE_FROM) (void)fl_pages_populate_shared(data, bytes);
     return data;
 }
 

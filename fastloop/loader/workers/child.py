@@ -234,7 +234,7 @@ def run_worker(
             hand_over_at_end()
         # A spawned process has no seam yet. A forked one has its parent's value for this thread.
         Fetch.is_served = fetch.is_served = is_served and adapters().serve_fetches()
-        keep_heap()
+        keep_heap(True)
         arguments, address, stacks = transfer.contents
         if stacks >= 0:
             faulthandler.register(STACK_SIGNAL, stacks, all_threads=False)
