@@ -1,9 +1,10 @@
 """timm's ``PrefetchLoader`` on the CPU: one pass makes normalised floats of the bytes of a batch.
-timm's own code erases, and draws for it.
+timm's own code draws for erasing, and says what to write.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,6 +49,8 @@ class _Floats:
             refuse_if(not is_plain, "the mean or std is not one float for each channel")
         self._change = _Normalized(loader.mean, loader.std)
         self._plan: Plan | None = None
+        is_known = not originals.find_unknown("TimmErasing")
+        self._erasing = _functions_of_erasing() if is_known else None
 
     def make(self, loader: Any, images: Any) -> Any:
         """Return the floats of a batch."""
@@ -65,6 +68,40 @@ class _Floats:
             self._plan.core.apply(image, row, 0, 0, 0)
         return self._collate([*rows])
 
+    def erase(self, erasing: Any, images: Any) -> Any:
+        """Return the images after random erasing, which draws and writes."""
+        is_known = type(erasing) is sys.modules["timm.data.random_erasing"].RandomErasing
+        is_known = is_known and "_erase" not in vars(erasing)
+        is_known = is_known and self._erasing == _functions_of_erasing()
+        are_plain = type(images) is torch.Tensor and images.dtype is torch.float32
+        if not is_known or not are_plain or torch.device(erasing.device).type != "cpu":
+            return erasing(images)
+        erasing(_Written(images.numpy(), images.dtype))
+        return images
+
+
+class _Written:
+    """A batch, or one image of a batch, to which timm's RandomErasing writes. This thread writes
+    the pixels: torch's copies wake other threads, which then wait at work for the next copy."""
+
+    def __init__(self, pixels: Any, dtype: torch.dtype) -> None:
+        self._pixels, self.dtype = pixels, dtype
+
+    def size(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self._pixels.shape
+        return shape
+
+    def __getitem__(self, index: int) -> _Written:
+        return _Written(self._pixels[index], self.dtype)
+
+    def __setitem__(self, where: Any, pixels: torch.Tensor) -> None:
+        self._pixels[where] = pixels.numpy()
+
+
+def _functions_of_erasing() -> tuple[Any, ...]:
+    module = sys.modules["timm.data.random_erasing"]
+    return module.RandomErasing.__call__, module.RandomErasing._erase, module._get_pixels
+
 
 def _iterate(loader: Any, floats: _Floats) -> Iterator[Any]:
     """Yield what PrefetchLoader yields, one batch behind the loader inside."""
@@ -74,7 +111,7 @@ def _iterate(loader: Any, floats: _Floats) -> Iterator[Any]:
         target = target.to(device=loader.device, non_blocking=True)
         images = floats.make(loader, images)
         if loader.random_erasing is not None:
-            images = loader.random_erasing(images)
+            images = floats.erase(loader.random_erasing, images)
         if kept is not None:
             yield kept
         kept = images, target

@@ -4,6 +4,7 @@ three generators are timm's alone."""
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,41 @@ def test_erasing_that_reads_images_is_timms(root: Path, monkeypatch: pytest.Monk
         found: list[Any] = []
         for batch in create_loader(create_dataset("", root=str(root)), (3, 24, 24), 6, True, **how):
             RandomErasing._erase = erase_grey
+            found += batch
+        return [found, get_states(), torch.get_rng_state()]
+
+    theirs = play_replaced()
+    fastloop.patch(verbose=False)
+    assert_same(play_replaced(), theirs)
+    assert count_served() > 0
+
+
+@pytest.mark.parametrize("name", ["a class", "an attribute", "a function"])
+def test_erasing_behind_the_prefetcher_may_become_another(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Erasing that reads images gets a tensor."""
+    before = RandomErasing._erase
+    monkeypatch.setattr(Erasing, "_erase", erase_grey)
+    monkeypatch.setattr(RandomErasing, "_erase", before)
+
+    def play_replaced() -> list[Any]:
+        RandomErasing._erase = before
+        random.seed(3)
+        np.random.seed(4)
+        torch.manual_seed(5)
+        dataset = create_dataset("", root=str(root))
+        how = {"num_workers": 0, "device": torch.device("cpu"), **RECIPE}
+        loader = create_loader(dataset, (3, 24, 24), 6, True, **how)
+        found: list[Any] = []
+        for batch in loader:
+            erasing = loader.random_erasing
+            if name == "a class":
+                erasing.__class__ = Erasing
+            elif name == "an attribute":
+                erasing._erase = partial(erase_grey, erasing)
+            else:
+                RandomErasing._erase = erase_grey
             found += batch
         return [found, get_states(), torch.get_rng_state()]
 
