@@ -171,7 +171,7 @@ class TimmSamples(TimmFolder):
         vars(self).update(_plan=plan, _timm=draws, _verification=verification)
         vars(self).update(_has_same=draws.has_same)
 
-    def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
+    def __getitems__(self, rows: Sequence[Any]) -> Any:
         outer = vars(_work).copy()  # a signal's handler may load a batch while another is made
         _work.reset()
         try:
@@ -179,7 +179,7 @@ class TimmSamples(TimmFolder):
         finally:
             vars(_work).update(outer)
 
-    def _make_all(self, rows: Sequence[Any]) -> list[Any]:
+    def _make_all(self, rows: Sequence[Any]) -> Any:
         before = _all_states()
         try:
             made = super().__getitems__(rows)
@@ -193,7 +193,7 @@ class TimmSamples(TimmFolder):
                 return made
         # timm skips a file that it cannot decode before it draws, and raises errors of its own.
         _set_all_states(before)
-        return [self._dataset[row] for row in rows]
+        return self._fetch(rows)
 
     def _transformed(self, image: Any, target: Any, row: Any, slot: Any) -> Any:
         height, width = image.shape[:2] if hasattr(image, "shape") else image.size[::-1]

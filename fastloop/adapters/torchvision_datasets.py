@@ -72,7 +72,8 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     if not request.is_batched:
         raise NotCoveredError("single samples are left to torchvision")
     images, layout, labels = _arrays_of(dataset)
-    data, targets, _ = _KINDS[name := type(dataset).__name__]
+    cls = type(dataset)
+    data, targets, _ = _KINDS[name := cls.__name__]
     if not request.in_blocks():
         raise NotCoveredError("fastloop does not know the sampler")
     leave_if(request.has_init, "worker_init_fn runs in worker processes, and may draw there")
@@ -83,7 +84,8 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     held = [(n, getattr(dataset, n)) for n in (data, targets, "transform", "target_transform")]
 
     def is_same(_batch: Any, _columns: Columns) -> bool:
-        is_held = all(getattr(dataset, name) is value for name, value in held)
+        is_held = type(dataset) is cls
+        is_held = is_held and all(getattr(dataset, name) is value for name, value in held)
         return is_held and not _find_obstacle() and has_same()
 
     columns = Columns((None, None), kind="torchvision's images with their transform")

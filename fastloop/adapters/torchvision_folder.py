@@ -123,6 +123,7 @@ class FolderSamples:
         refuse_if("__getitems__" in vars(inner), own_items)
         own = vars(self)
         own.update(_dataset=dataset, _inner=inner, _subsets=subsets, _transform=inner.transform)
+        own.update(_class=type(inner))
         fault = self._find_obstacle() or originals.find_unknown(type(inner).__name__)
         refuse_if(fault, fault)
         own.update(_spare=[], _plan=None, _reason=reason)
@@ -143,10 +144,10 @@ class FolderSamples:
         vars(self)["_verification"] = verification_of(key, what, self._whose, _CHECKED, is_known)
 
     def _is_same(self) -> bool:
-        """Tell whether the transform is what it was."""
+        """Tell whether the class of the dataset, and the transform, are what they were."""
         try:
-            is_same: bool = self._inner.transform is self._transform and self._has_same()
-            return is_same
+            is_same = type(self._inner) is self._class
+            return is_same and self._inner.transform is self._transform and self._has_same()
         except ValueError:  # it has changed too often
             return False
 
@@ -165,15 +166,23 @@ class FolderSamples:
     def __getitem__(self, row: Any) -> Any:
         return self._dataset[row]
 
-    def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
-        if self._find_obstacle() or not self._is_same() or self._verification.falls_back:
-            return [self._dataset[row] for row in rows]
+    def _fetch(self, rows: Sequence[Any]) -> Any:
+        """Return the dataset's own samples, as torch fetches them."""
+        fetch = getattr(self._dataset, "__getitems__", None)
+        return fetch(rows) if fetch else [self._dataset[row] for row in rows]
+
+    def __getitems__(self, rows: Sequence[Any]) -> Any:
+        inner, subsets = below_subsets(self._dataset)
+        is_same = inner is self._inner and [*map(id, subsets)] == [*map(id, self._subsets)]
+        is_same = is_same and self._is_same() and not self._find_obstacle()
+        if not is_same or self._verification.falls_back:
+            return self._fetch(rows)
         found = rows
         try:
             for subset in reversed(self._subsets):
                 found = [subset.indices[row] for row in found]
         except (IndexError, TypeError):  # torchvision makes the earlier samples
-            return [self._dataset[row] for row in rows]
+            return self._fetch(rows)
         with borrow_slots(self._like(), len(found)) as slots:
             # A list of map() would end if a target_transform raised StopIteration.
             images = zip(self._read_ahead(found), found, slots, strict=True)

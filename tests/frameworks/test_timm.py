@@ -38,6 +38,7 @@ from timm_loaders import (
     play,
     stack_with_strides,
 )
+from torchvision import transforms as v1
 
 import fastloop
 from fastloop._core import JpegImage
@@ -74,7 +75,16 @@ def test_colors_after_a_policy(root: Path) -> None:
     compare(root, change=change, **RECIPE)
 
 
-@pytest.mark.parametrize("name", ["a factor", "a part", "a function"])
+def half_of(crop: Any, image: Any) -> Any:
+    return type(crop).__base__.__call__(crop, image).reduce(2).resize(crop.size[::-1])
+
+
+class Louder(v1.ColorJitter):  # type: ignore[misc]
+    def forward(self, image: Any) -> Any:
+        return ImageOps.invert(super().forward(image))
+
+
+@pytest.mark.parametrize("name", ["a factor", "a part", "a function", "a class", "a crop's class"])
 def test_colors_that_change_between_batches(root: Path, name: str) -> None:
     def play_changes() -> Any:
         random.seed(3)
@@ -89,6 +99,11 @@ def test_colors_that_change_between_batches(root: Path, name: str) -> None:
                 gate.transforms[0].contrast = (2.0, 3.0)
             elif number == 2 and name == "a function":
                 gate.transforms[0].forward = ImageOps.invert
+            elif number == 2 and name == "a class":
+                gate.transforms[0].__class__ = Louder
+            elif number == 2 and name == "a crop's class":
+                crop = dataset.transform.transforms[0]
+                crop.__class__ = type("Crop", (type(crop),), {"__call__": half_of})
             elif number == 2:
                 gate.transforms.pop()
         return [found, get_states(), torch.get_rng_state()]

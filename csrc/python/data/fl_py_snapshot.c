@@ -4,6 +4,9 @@
 
 typedef struct fl_py_snapshot {
     PyObject_HEAD
+    PyObject *things; /* owned: tuple of weak references to the objects; of objects that have none,
+                         the objects themselves */
+    PyObject *types;  /* owned: tuple of the objects' classes */
     PyObject *attributes; /* owned: tuple of the objects' __dict__s */
     PyObject *noted; /* owned: for each object a tuple of its attributes (name, value, name, value,
                         ...), with a tuple of items for a list, and a tuple of values for a dict */
@@ -75,14 +78,45 @@ static bool is_dict_noted(PyObject *dict, PyObject *noted)
     return true;
 }
 
+/* Returns the object that a reference of `things` stands for, as a new reference. NULL: the object
+ * has died. */
+static PyObject *find_thing(PyObject *ref)
+{
+    if (!PyWeakref_CheckRefExact(ref)) return Py_NewRef(ref);
+#if PY_VERSION_HEX < 0x030D0000
+    PyObject *thing = PyWeakref_GET_OBJECT(ref);
+    return thing != Py_None ? Py_NewRef(thing) : NULL;
+#else
+    PyObject *thing;
+    return PyWeakref_GetRef(ref, &thing) > 0 ? thing : NULL;
+#endif
+}
+
+/* Tells whether object i still has its class and its __dict__, which both may be assigned. */
+static bool is_thing_noted(fl_py_snapshot *self, Py_ssize_t i)
+{
+    PyObject *thing = find_thing(PyTuple_GET_ITEM(self->things, i));
+    if (thing == NULL) return false;
+    bool is_noted = (PyObject *)Py_TYPE(thing) == PyTuple_GET_ITEM(self->types, i);
+    if (is_noted) {
+        PyObject *dict = PyObject_GenericGetDict(thing, NULL);
+        is_noted = dict == PyTuple_GET_ITEM(self->attributes, i);
+        Py_XDECREF(dict);
+        PyErr_Clear();
+    }
+    Py_DECREF(thing);
+    return is_noted;
+}
+
 /* Notes object i of the list: 0, or -1 and an exception. */
 static int note_thing(fl_py_snapshot *self, PyObject *thing, Py_ssize_t i)
 {
-    PyObject *dict = PyObject_GetAttrString(thing, "__dict__");
-    if (dict != NULL && !PyDict_Check(dict)) {
-        PyErr_SetString(PyExc_TypeError, "Snapshot: each object must have a dict of attributes");
-        Py_CLEAR(dict);
-    }
+    bool has_refs = PyType_SUPPORTS_WEAKREFS(Py_TYPE(thing));
+    PyObject *ref = has_refs ? PyWeakref_NewRef(thing, NULL) : Py_NewRef(thing);
+    if (ref == NULL) return -1;
+    PyTuple_SET_ITEM(self->things, i, ref);
+    PyTuple_SET_ITEM(self->types, i, Py_NewRef(Py_TYPE(thing)));
+    PyObject *dict = PyObject_GenericGetDict(thing, NULL);
     if (dict == NULL) return -1;
     PyTuple_SET_ITEM(self->attributes, i, dict);
     PyObject *noted = note_dict(dict);
@@ -100,9 +134,12 @@ static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     fl_py_snapshot *self = (fl_py_snapshot *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     Py_ssize_t count = PyList_GET_SIZE(things);
+    self->things = PyTuple_New(count);
+    self->types = PyTuple_New(count);
     self->attributes = PyTuple_New(count);
     self->noted = PyTuple_New(count);
-    int status = self->attributes != NULL && self->noted != NULL ? 0 : -1;
+    bool has_all = self->things != NULL && self->types != NULL;
+    int status = has_all && self->attributes != NULL && self->noted != NULL ? 0 : -1;
     for (Py_ssize_t i = 0; status == 0 && i < count; i++)
         status = note_thing(self, PyList_GET_ITEM(things, i), i);
     if (status == 0) return (PyObject *)self;
@@ -113,6 +150,8 @@ static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 static int snapshot_traverse(fl_py_snapshot *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->things);
+    Py_VISIT(self->types);
     Py_VISIT(self->attributes);
     Py_VISIT(self->noted);
     return 0;
@@ -120,6 +159,8 @@ static int snapshot_traverse(fl_py_snapshot *self, visitproc visit, void *arg)
 
 static int snapshot_clear(fl_py_snapshot *self)
 {
+    Py_CLEAR(self->things);
+    Py_CLEAR(self->types);
     Py_CLEAR(self->attributes);
     Py_CLEAR(self->noted);
     return 0;
@@ -132,15 +173,16 @@ static void snapshot_dealloc(fl_py_snapshot *self)
     fl_py_free(self);
 }
 
-PyDoc_STRVAR(is_same_doc, "is_same()\n--\n\n"
-                          "Return True if each object still has the noted attributes.");
+PyDoc_STRVAR(is_same_doc,
+             "is_same()\n--\n\n"
+             "Return True if each object still has its class and the noted attributes.");
 
 static PyObject *snapshot_is_same(fl_py_snapshot *self, PyObject *Py_UNUSED(ignored))
 {
-    bool is_same = self->attributes != NULL;
-    for (Py_ssize_t i = 0; is_same && i < PyTuple_GET_SIZE(self->attributes); i++)
-        is_same =
-            is_dict_noted(PyTuple_GET_ITEM(self->attributes, i), PyTuple_GET_ITEM(self->noted, i));
+    bool is_same = self->things != NULL;
+    for (Py_ssize_t i = 0; is_same && i < PyTuple_GET_SIZE(self->things); i++)
+        is_same = is_thing_noted(self, i) && is_dict_noted(PyTuple_GET_ITEM(self->attributes, i),
+                                                           PyTuple_GET_ITEM(self->noted, i));
     return PyBool_FromLong(is_same);
 }
 
@@ -149,9 +191,10 @@ static PyMethodDef snapshot_methods[] = {
 
 PyDoc_STRVAR(snapshot_doc,
              "Snapshot(things)\n--\n\n"
-             "The present attributes of the objects in a list: the names and the identities of\n"
-             "the values. Lists and dicts among the values are noted item by item. The\n"
-             "snapshot keeps the values alive, but not the objects.");
+             "The present classes and attributes of the objects in a list: the names and the\n"
+             "identities of the values. Lists and dicts among the values are noted item by item.\n"
+             "The snapshot keeps the values alive, but not the objects if they can be weakly\n"
+             "referenced. An object that has died is not the same.");
 
 static PyType_Slot snapshot_slots[] = {{Py_tp_doc, (void *)snapshot_doc},
                                        {Py_tp_new, snapshot_new},
