@@ -474,6 +474,26 @@ def test_a_thread_that_waits_at_the_end_gets_no_batch_of_the_next_epoch(path: st
         sys.setswitchinterval(before)
 
 
+def test_next_may_be_called_within_next_at_the_end(path: str) -> None:
+    """As by the handler of a signal, or by another thread, in any frame of Python."""
+    with array(path=path) as loader:
+        iterator, found = iter(loader), list[Any]()
+        assert len(list(iterator)) == len(epoch(torchs()))
+        outermost = type(iterator).__next__.__code__
+
+        def call_again(frame: Any, event: str, argument: Any) -> None:
+            if frame.f_code is not outermost:
+                found.append(next(iterator, None))
+
+        sys.settrace(call_again)
+        try:
+            found.append(next(iterator, None))
+        finally:
+            sys.settrace(None)
+        assert len(found) > 1 and set(found) == {None}
+        assert epoch(loader) == epoch(torchs())
+
+
 def test_threads_that_begin_epochs_at_once_get_whole_epochs(path: str) -> None:
     before, found = sys.getswitchinterval(), list[Any]()
     sys.setswitchinterval(1e-5)

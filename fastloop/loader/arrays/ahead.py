@@ -184,6 +184,17 @@ def _are_same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+class _Left:
+    """Has no batches, in place of the native loader that an iterator has left. An empty generator
+    would raise ValueError if a different thread, or a signal's handler, is in it already."""
+
+    def __next__(self) -> NoReturn:
+        raise StopIteration
+
+    def close(self) -> None:
+        pass
+
+
 class AheadIter(ArrayIter):
     """An iterator whose threads begin the next epoch when this one has no more batches for them.
     Without persistent workers the iterator leaves its native loader to the loader's next one."""
@@ -259,7 +270,7 @@ class AheadIter(ArrayIter):
             return
         # Several threads may leave at once. Only the thread that takes _ahead leaves the loader.
         if (ahead := vars(self).pop("_ahead", None)) is not None:
-            self._array_loader = (_ for _ in ())
+            self._array_loader = _Left()
             how = self._read, self._facts, self._datasets, self._destination
             self._shared.idle = _Idle(loader, ahead, *how)
 
