@@ -122,7 +122,7 @@ class TimmFolder(FolderSamples):
         is_odd = inner.load_bytes or inner.additional_features or inner._max_retries < 1
         if is_odd or inner.input_img_mode != "RGB":
             return "the dataset hands out more than images of RGB"
-        return chains.find_obstacle("timm", "called.arrays")
+        return chains.find_obstacle("timm", "called.arrays", "called.files")
 
     def _entry(self, row: Any) -> tuple[str, Any]:
         entry: tuple[str, Any] = self._inner.reader.samples[row]

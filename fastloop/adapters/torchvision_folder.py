@@ -202,7 +202,7 @@ class FolderSamples:
             return "the image backend is not PIL"
         if inner.transform is None:
             return f"the {type(inner).__name__} has no transform"
-        return chains.find_obstacle("called.arrays")
+        return chains.find_obstacle("called.arrays", "called.files")
 
     def _is_keyed(self) -> bool:
         """Tell whether samples draw no random numbers, so that any worker may make them."""

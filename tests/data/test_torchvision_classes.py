@@ -1,9 +1,10 @@
-"""Transforms and datasets of torchvision whose class is assigned between two batches, as a program
-does that swaps a method: the next batch is torch's."""
+"""What a program may assign between two batches: the class of a transform or a dataset, and
+functions of Pillow's that read files. The next batch is torch's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fastloop.compat.verification import same_bits
 
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
+from PIL import Image, ImageFile
 from torchvision import datasets
 from torchvision import transforms as v1
 
@@ -51,6 +53,10 @@ def labelled(root: Path) -> Any:
     return dataset
 
 
+def call(transform: Any, image: Any) -> Any:
+    return transform(image)
+
+
 def make_folder(root: Path) -> Any:
     return datasets.ImageFolder(str(root), cifar(v1))
 
@@ -64,6 +70,7 @@ MAKE: dict[str, tuple[Callable[[Path], Any], Any]] = {
     "labels": (labelled, None),
     "a folder": (make_folder, None),
     "a folder and a collate": (make_folder, stack),
+    "a call": (lambda root: datasets.ImageFolder(str(root), partial(call, cifar(v1))), None),
     "arrays and a collate": (lambda root: dataset_of("CIFAR10", cifar(v1)), stack),
 }
 
@@ -99,7 +106,7 @@ def batches(cls: Any, dataset: Any, change: Callable[[], None], collate: Any) ->
     return list(play(cls, dataset, options, [None], between=between))
 
 
-@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("kind", [kind for kind in MAKE if kind != "a call"])
 @pytest.mark.parametrize("change", [change_op, change_compose, change_attributes, change_dataset])
 def test_an_object_gets_another_class(root: Path, kind: str, change: Callable[[Any], None]) -> None:
     make, collate = MAKE[kind]
@@ -107,6 +114,28 @@ def test_an_object_gets_another_class(root: Path, kind: str, change: Callable[[A
     for cls in (DataLoader, fastloop.DataLoader):
         dataset = make(root)
         found.append(batches(cls, dataset, lambda to=dataset: change(to), collate))
+    assert same_bits(found[1], found[0])
+
+
+def drawing(function: Any) -> Any:
+    def draw(*args: Any, **named: Any) -> Any:
+        torch.rand(1)
+        return function(*args, **named)
+
+    return draw
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a folder and a collate", "a call"])
+@pytest.mark.parametrize(("owner", "name"), [(Image, "open"), (ImageFile.ImageFile, "load")])
+def test_pillow_gets_a_function_that_draws(
+    root: Path, kind: str, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, collate = MAKE[kind]
+    found = []
+    for cls in (DataLoader, fastloop.DataLoader):
+        with monkeypatch.context() as patch:
+            change = partial(patch.setattr, owner, name, drawing(vars(owner)[name]))
+            found.append([batches(cls, make(root), change, collate), torch.get_rng_state()])
     assert same_bits(found[1], found[0])
 
 

@@ -159,6 +159,29 @@ def test_erasing_that_reads_images_is_timms(root: Path, monkeypatch: pytest.Monk
     assert count_served() > 0
 
 
+def test_pillow_gets_an_open_that_draws(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_and_draw(file: Any, before: Any = Image.open) -> Any:
+        torch.rand(1)
+        return before(file)
+
+    def play_replaced() -> list[Any]:
+        torch.manual_seed(5)
+        random.seed(3)
+        how = {"num_workers": 0, "device": torch.device("cpu")}
+        loader = create_loader(create_dataset("", root=str(root)), (3, 24, 24), 6, True, **how)
+        found: list[Any] = []
+        with monkeypatch.context() as patch:
+            for batch in loader:
+                found += batch
+                patch.setattr(Image, "open", open_and_draw)
+        return [found, get_states(), torch.get_rng_state()]
+
+    theirs = play_replaced()
+    fastloop.patch(verbose=False)
+    assert_same(play_replaced(), theirs)
+    assert count_served() > 0
+
+
 @pytest.mark.parametrize("name", ["a class", "an attribute", "a function"])
 def test_erasing_behind_the_prefetcher_may_become_another(
     root: Path, monkeypatch: pytest.MonkeyPatch, name: str
