@@ -7,6 +7,7 @@ docs/internals/zero-change.md tells the rules.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ class _Work(threading.local):
             once a group, because each finds the processor's caches full of the other's.
         started: futures of groups that threads make.
         has_failed: this thread has failed to make a sample.
+        records: timm's messages of skipped samples, which timm writes again if fastloop fails.
+            None: timm makes the batch, or no sample may be made twice.
     """
 
     def __init__(self) -> None:
@@ -45,6 +48,7 @@ class _Work(threading.local):
 
     def reset(self) -> None:
         self.waiting, self.started, self.has_failed = list[Any](), list[Any](), False
+        self.records: list[logging.LogRecord] | None = None
 
     def start(self, has_threads: bool) -> None:
         """Make the samples that wait, now or in a thread."""
@@ -71,6 +75,19 @@ def _have_failed() -> bool:
     """Wait until no thread writes to the batch's memory any more. Tell whether work has failed."""
     failed = [each for each in _work.started if each.exception() is not None]
     return _work.has_failed or len(failed) > 0
+
+
+def _keep_back(record: logging.LogRecord) -> bool:
+    """Keep a message back while fastloop tries to make a batch: a filter of timm's logger."""
+    if _work.records is not None:
+        _work.records.append(record)
+    return _work.records is None
+
+
+def _write_records() -> None:
+    records, _work.records = _work.records, None
+    for record in records or ():
+        logging.getLogger(record.name).handle(record)
 
 
 def _all_states() -> tuple[Any, torch.Tensor]:
@@ -181,19 +198,29 @@ class TimmSamples(TimmFolder):
 
     def _make_all(self, rows: Sequence[Any]) -> Any:
         before = _all_states()
+        if self._inner.target_transform is None:  # else each sample that fails is made again alone
+            sys.modules["timm.data.dataset"]._logger.addFilter(_keep_back)
+            _work.records = []
         try:
             made = super().__getitems__(rows)
             _work.start(self._has_threads())
         except BaseException as error:
             _have_failed()
-            if not isinstance(error, Exception) or self._inner.target_transform is not None:
+            if not isinstance(error, Exception) or _work.records is None:
+                _write_records()
                 raise
         else:
             if not _have_failed():
+                _write_records()
                 return made
         # timm skips a file that it cannot decode before it draws, and raises errors of its own.
+        _work.records = None
         _set_all_states(before)
         return self._fetch(rows)
+
+    def _fetch(self, rows: Sequence[Any]) -> Any:
+        _write_records()  # the program's code may follow
+        return super()._fetch(rows)
 
     def _transformed(self, image: Any, target: Any, row: Any, slot: Any) -> Any:
         height, width = image.shape[:2] if hasattr(image, "shape") else image.size[::-1]

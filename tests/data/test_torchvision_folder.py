@@ -127,7 +127,7 @@ def test_all_samples_but_the_first_are_made_by_c(
     for _ in range(2):
         list(fastloop.DataLoader(dataset, batch_size=7))
     assert made["all"] == 80
-    monkeypatch.setattr(datasets.folder.Image, "open", None)  # Pillow cannot be asked
+    monkeypatch.setitem(Image.OPEN, "JPEG", None)  # Pillow cannot be asked
     jpegs = [i for i, (path, _) in enumerate(dataset.samples) if MODES[number_of(path)] == "RGB"]
     list(fastloop.DataLoader(Subset(dataset, jpegs), batch_size=4))
     assert made["all"] == 80 + len(jpegs)

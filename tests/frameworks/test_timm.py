@@ -521,6 +521,59 @@ def break_header(data: bytes, number: int) -> bytes:
     return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
 
 
+@pytest.mark.parametrize("has_function", [False, True])
+def test_each_skipped_sample_is_told_once(
+    root: Path, tmp_path: Path, has_function: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that is no image, before a file that only decoding finds damaged."""
+    for number, path in enumerate(sorted(root.glob("*/*.jpg"))):
+        (tmp_path / path.parent.name).mkdir(exist_ok=True)
+        data = b"no image" if number % 5 == 1 else path.read_bytes()
+        data = break_header(data, number) if number % 5 == 3 else data
+        (tmp_path / path.parent.name / path.name).write_bytes(data)
+
+    def change(loader: Any) -> None:
+        if has_function:
+            loader.dataset.target_transform = lambda label: label + random.randrange(5)
+
+    def told() -> list[str]:
+        caplog.clear()
+        play(tmp_path, change=change, **RECIPE)
+        return [each.getMessage() for each in caplog.records if "Skipped" in each.getMessage()]
+
+    theirs = told()
+    fastloop.patch(verbose=False)
+    assert told() == theirs and theirs
+    assert count_served() > 0
+
+
+def test_a_transform_that_raises_is_called_once(root: Path) -> None:
+    def play_raising() -> list[Any]:
+        calls = list[Any]()
+
+        def count(image: Any) -> Any:
+            calls.append(torch.rand(1))
+            if len(calls) == 3:
+                raise LookupError("the third image")
+            return torch.zeros(3, 24, 24, dtype=torch.uint8)
+
+        random.seed(3)
+        np.random.seed(4)
+        torch.manual_seed(5)
+        how = {"num_workers": 0, "device": torch.device("cpu")}
+        dataset: Any = create_dataset("", root=str(root))
+        loader = create_loader(dataset, (3, 24, 24), 6, True, **how)
+        with pytest.raises(LookupError, match="third"):
+            for _ in loader:
+                dataset.transform = count
+        return [calls, get_states(), torch.get_rng_state()]
+
+    theirs = play_raising()
+    fastloop.patch(verbose=False)
+    assert_same(play_raising(), theirs)
+    assert count_served() > 0
+
+
 @NUMBERS
 @pytest.mark.parametrize("has_function", [False, True])
 def test_files_that_only_decoding_finds_damaged(
