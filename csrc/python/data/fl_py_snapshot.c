@@ -93,19 +93,16 @@ static PyObject *find_thing(PyObject *ref)
 }
 
 /* Tells whether object i still has its class and its __dict__, which both may be assigned. */
-static bool is_thing_noted(fl_py_snapshot *self, Py_ssize_t i)
+static bool is_thing_noted(const fl_py_snapshot *self, Py_ssize_t i)
 {
-    PyObject *thing = find_thing(PyTuple_GET_ITEM(self->things, i));
+    PyObject *thing = find_thing(PyTuple_GET_ITEM(self->things, i)), *dict = NULL;
     if (thing == NULL) return false;
-    bool is_noted = (PyObject *)Py_TYPE(thing) == PyTuple_GET_ITEM(self->types, i);
-    if (is_noted) {
-        PyObject *dict = PyObject_GenericGetDict(thing, NULL);
-        is_noted = dict == PyTuple_GET_ITEM(self->attributes, i);
-        Py_XDECREF(dict);
-        PyErr_Clear();
-    }
+    if ((PyObject *)Py_TYPE(thing) == PyTuple_GET_ITEM(self->types, i))
+        dict = PyObject_GenericGetDict(thing, NULL);
+    PyErr_Clear();
     Py_DECREF(thing);
-    return is_noted;
+    Py_XDECREF(dict); /* the tuple keeps the noted one alive */
+    return dict != NULL && dict == PyTuple_GET_ITEM(self->attributes, i);
 }
 
 /* Notes object i of the list: 0, or -1 and an exception. */
