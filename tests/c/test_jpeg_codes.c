@@ -4,7 +4,7 @@
 
 #include "fl_jpeg.h"
 
-enum { MOST_UNITS = 40, CODES = 176, ZEROS = 0xF0 };
+enum { MOST_UNITS = 40, CODES = 176, ZEROS = 0xF0, TABLES = 8 /* where tables begin */ };
 
 /* The codes of a table, by symbol. */
 typedef struct coder {
@@ -35,6 +35,19 @@ static const uint8_t lengths[2][3][16] = {
 
 static void add_symbol(coder *c, int symbol) { c->symbols[c->count++] = (uint8_t)symbol; }
 
+/* Gives codes of these lengths to a table's symbols. */
+static void set_codes(coder *c, const uint8_t *counts)
+{
+    memcpy(c->counts, counts, sizeof c->counts);
+    int code = 0, n = 0;
+    for (int length = 1; length <= 16; length++, code <<= 1)
+        for (int i = 0; i < c->counts[length - 1]; i++, n++, code++) {
+            c->code[c->symbols[n]] = (uint16_t)code;
+            c->length[c->symbols[n]] = (uint8_t)length;
+        }
+    CHECK_INT(n, c->count);
+}
+
 /* Makes a table of all symbols, in a random order. */
 static void make_coder(coder *c, bool is_first, uint64_t *random)
 {
@@ -48,14 +61,7 @@ static void make_coder(coder *c, bool is_first, uint64_t *random)
         c->symbols[i] = c->symbols[other];
         c->symbols[other] = kept;
     }
-    memcpy(c->counts, lengths[!is_first][random_below(random, 3)], sizeof c->counts);
-    int code = 0, n = 0;
-    for (int length = 1; length <= 16; length++, code <<= 1)
-        for (int i = 0; i < c->counts[length - 1]; i++, n++, code++) {
-            c->code[c->symbols[n]] = (uint16_t)code;
-            c->length[c->symbols[n]] = (uint8_t)length;
-        }
-    CHECK_INT(n, c->count);
+    set_codes(c, lengths[!is_first][random_below(random, 3)]);
 }
 
 static void put_symbol(const coder *c, int symbol)
@@ -257,6 +263,42 @@ static void test_a_run_beyond_its_block_is_damaged(void)
     }
 }
 
+static void test_a_damaged_code_counts_in_its_own_block_alone(void)
+{
+    uint64_t random = 7;
+    for (int round = 0; round < 20; round++) {
+        make_codes(&random, 0);
+        cut_codes();
+        const int64_t codes_begin = made.file.bytes;
+        for (int i = 0; i < 2; i++) {
+            coder *first = &made.coders[0][i], *other = &made.coders[1][i];
+            for (int k = 0; k < first->count; k++) first->symbols[k] = (uint8_t)((k + 8) % 12);
+            for (int k = 0; k < other->count; k++)
+                if (other->symbols[k] == 1) other->symbols[k] = other->symbols[0];
+            other->symbols[0] = 1;    /* has the code 00, so two of its numbers fit in an entry */
+            other->symbols[1] = 0x0F; /* 01, as the code 0100 of a first number that is 0 */
+            set_codes(first, lengths[0][1]);
+            set_codes(other, lengths[1][0]);
+        }
+        made.file.bytes = TABLES;
+        put_tables();
+        made.file.bytes = codes_begin;
+        const int blocks = made.units * made.per_unit;
+        for (int i = 0; i < blocks; i++) {
+            const int which = i % made.per_unit >= made.luma;
+            put_number(&made.coders[0][which], 0, 0);
+            for (int k = 1; k < 63; k++) put_number(&made.coders[1][which], 0, k % 2 ? 1 : -1);
+            if (round % 2 && i == blocks - 1)
+                put_symbol(&made.coders[1][which], 0x0F);
+            else
+                put_number(&made.coders[1][which], 0, 1);
+        }
+        end_byte();
+        put(&made.file, (uint8_t[]){0xFF, 0xD9}, 2);
+        CHECK(reads_all() == (round % 2 == 0));
+    }
+}
+
 static void test_a_wrong_restart_is_damaged(void)
 {
     uint64_t random = 3;
@@ -318,6 +360,7 @@ int main(void)
     RUN(test_numbers_come_back);
     RUN(test_a_scan_that_ends_early_is_damaged);
     RUN(test_a_run_beyond_its_block_is_damaged);
+    RUN(test_a_damaged_code_counts_in_its_own_block_alone);
     RUN(test_a_wrong_restart_is_damaged);
     RUN(test_unusual_tables_are_left);
     RUN(test_any_codes_are_read_within_their_memory);

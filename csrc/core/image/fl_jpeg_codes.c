@@ -5,20 +5,33 @@
 
 enum { LOOK = FL_JPEG_LOOK, DHT = 0xC4, RST = 0xD0, SOS = 0xDA, DRI = 0xDD };
 
-/* An entry of a table: the bits of a code and its number, the bits of the number from SIZE on, and
- * from RUN on the run of coefficients that are 0. */
-enum { SIZE = 8, RUN = 16, LENGTH = 63, SIZES = 15 };
-/* Two runs beyond a block: all coefficients that are left are 0; no code has these bits. */
-enum { LAST = 64, DAMAGED = 96 };
+/* An entry of a table: a code with its number; or two codes, if LOOK bits hold the first one with
+ * its number and the second one. From bit 0 on: how many bits both codes and numbers have; from
+ * SECOND on, how many the second number has; from FIRST on, how many the first code and number
+ * have; from SIZE on, how many the first number has; from RUN on, how many coefficients before the
+ * first number are 0; from PLACES on, how many places of a block both codes fill. */
+enum { SECOND = 6, FIRST = 10, SIZE = 15, RUN = 19, PLACES = 23 };
+enum { LENGTH = 63, FIRST_LENGTH = 31, SIZES = 15, RUNS = 15 };
+/* Places beyond a block. LAST: all coefficients that are left are 0. DAMAGED: no code has these
+ * bits. */
+enum { LAST = 128, DAMAGED = 256 };
 enum { MOST_OF_FIRST = 11, MOST = 10 }; /* bits of a number */
+static const uint32_t damaged_entry = (uint32_t)DAMAGED << PLACES | 1 << FIRST | 1;
 
-/* Where coefficients are in a block. The run LAST ends at the last one, which then is 0 already. */
-static const uint8_t places[64 + DAMAGED] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18,
-    11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20,
-    13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43,
-    36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45,
-    38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [64 ... 64 + DAMAGED - 1] = 63};
+/* Where coefficients are in a block; places beyond a block are the last one, which gets a 0 again.
+ * By the bits of a number, the highest number and the lowest positive one. */
+static const struct {
+    uint8_t places[LAST + 64];
+    uint32_t highest[16], lowest[16];
+} known = {
+    {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18,
+     11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20,
+     13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43,
+     36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45,
+     38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [64 ... LAST + 63] = 63},
+    {0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047},
+    {0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024},
+};
 
 /* ---- tables */
 
@@ -26,31 +39,79 @@ static const uint8_t places[64 + DAMAGED] = {
 static uint32_t entry_of(uint8_t symbol, int32_t length, bool is_first)
 {
     const uint32_t size = is_first ? symbol : symbol & 15, run = is_first ? 0 : symbol >> 4;
-    if (size > (is_first ? MOST_OF_FIRST : MOST)) return DAMAGED << RUN | 1;
+    if (size > (is_first ? MOST_OF_FIRST : MOST)) return damaged_entry;
     bool is_last = !is_first && size == 0 && run != 15;
-    return (is_last ? LAST : run) << RUN | size << SIZE | ((uint32_t)length + size);
+    const uint32_t bits = (uint32_t)length + size, where = size << SIZE | bits << FIRST | bits;
+    return where | (is_last ? LAST << PLACES : (run + 1) << PLACES | run << RUN);
+}
+
+/* Returns what the entry of a code adds to the entry of the code before. */
+static uint32_t second_of(uint32_t entry)
+{
+    const uint32_t places = entry >> PLACES;
+    if (places == DAMAGED) return 0;
+    return places << PLACES | (entry >> SIZE & SIZES) << SECOND | (entry & LENGTH);
+}
+
+static uint32_t *repeat(uint32_t *to, uint32_t entry, int64_t times)
+{
+    for (int64_t i = 0; i < times; i++) to[i] = entry;
+    return to + times;
+}
+
+/* Writes for all numbers of `bits` bits what the code at their begin adds to an entry; 0: the code
+ * is longer. */
+static void write_seconds(const fl_jpeg_table *table, int32_t bits, uint32_t *to)
+{
+    const uint32_t *end = to + (1 << bits);
+    const uint8_t *symbol = table->symbol;
+    for (int32_t length = 1; length <= bits; length++)
+        for (int32_t i = 0; i < table->count[length]; i++) {
+            const uint32_t entry = entry_of(*symbol++, length, false);
+            to = repeat(to, second_of(entry), 1 << (bits - length));
+        }
+    (void)repeat(to, 0, end - to);
+}
+
+/* Writes the entries of a table. */
+static void write_entries(fl_jpeg_table *table, bool is_first, const uint32_t *seconds)
+{
+    const uint8_t *symbol = table->symbol;
+    uint32_t *to = table->entry;
+    for (int32_t length = 1; length <= LOOK; length++)
+        for (int32_t i = 0; i < table->count[length]; i++) {
+            const uint32_t entry = entry_of(*symbol++, length, is_first);
+            const int32_t rest = LOOK - (int32_t)(entry & LENGTH);
+            bool is_single = is_first || rest <= 0 || entry >> PLACES >= LAST;
+            const uint32_t *end = to + (1 << (LOOK - length));
+            if (is_single) to = repeat(to, entry, end - to);
+            while (to < end)
+                for (int32_t k = 0; k < 1 << rest; k++) *to++ = entry + seconds[(1 << rest) + k];
+        }
+    (void)repeat(to, 0, table->entry + (1 << LOOK) - to);
 }
 
 /* Reads a table: the number of codes of each length, and the symbols. Returns false if there are
  * more codes of a length than can be. */
-static bool read_table(fl_jpeg_table *table, const uint8_t *counts, int32_t symbols, bool is_first)
+static bool read_table(fl_jpeg_codes *codes, fl_jpeg_table *table, const uint8_t *counts,
+                       int32_t symbols, bool is_first)
 {
     uint32_t code = 0;
     int32_t n = 0;
-    memset(table, 0, sizeof *table);
+    memset(table->symbol, 0, sizeof table->symbol);
     memcpy(table->symbol, counts + 16, (size_t)symbols);
     for (int32_t length = 1; length <= 16; length++, code <<= 1) {
+        table->count[length] = counts[length - 1];
         table->offset[length] = n - (int32_t)code;
-        for (int32_t i = 0; i < counts[length - 1]; i++, n++, code++) {
-            if (code >= 1U << length) return false;
-            const int32_t rest = LOOK - length;
-            const uint32_t entry = entry_of(table->symbol[n], length, is_first);
-            for (int32_t k = 0; rest >= 0 && k < 1 << rest; k++)
-                table->entry[(code << rest) + (uint32_t)k] = entry;
-        }
+        n += table->count[length];
+        code += (uint32_t)table->count[length];
+        if (code > 1U << length) return false;
         table->end[length] = code << (16 - length);
     }
     table->end[17] = UINT32_MAX;
+    for (int32_t bits = 0; bits < LOOK && !is_first; bits++)
+        write_seconds(table, bits, codes->seconds + (1 << bits));
+    write_entries(table, is_first, codes->seconds);
     table->is_known = true;
     return true;
 }
@@ -63,7 +124,8 @@ static bool read_tables(fl_jpeg_codes *codes, const uint8_t *at, const uint8_t *
         for (int32_t i = 1; i <= 16; i++) symbols += at[i];
         if (kind > 1 || which >= FL_JPEG_TABLES || symbols > 256 || symbols > end - at - 17)
             return false;
-        if (!read_table(&codes->tables[kind][which], at + 1, symbols, kind == 0)) return false;
+        fl_jpeg_table *table = &codes->tables[kind][which];
+        if (!read_table(codes, table, at + 1, symbols, kind == 0)) return false;
         at += 17 + symbols;
     }
     return at == end;
@@ -161,58 +223,105 @@ find_entry(const fl_jpeg_table *table, uint64_t next, bool is_first)
     const uint32_t word = (uint32_t)(next >> 48);
     int32_t length = LOOK + 1;
     while (word >= table->end[length]) length++;
-    if (length > 16) return DAMAGED << RUN | 1;
+    if (length > 16) return damaged_entry;
     const int32_t at = (int32_t)(word >> (16 - length)) + table->offset[length];
     return entry_of(table->symbol[at & 255], length, is_first);
 }
 
-/* A code. */
-typedef struct code {
-    int32_t number;
-    uint32_t run; /* of coefficients that are 0 before the number */
-} code;
-
-/* Takes the next code. `bits` must have enough for it. */
-static inline code take_code(fl_jpeg_bits *bits, const fl_jpeg_table *table, bool is_first)
-{
-    uint32_t entry = table->entry[bits->next >> (64 - LOOK)];
-    if (__builtin_expect(entry == 0, 0)) entry = find_entry(table, bits->next, is_first);
-    const uint32_t length = entry & LENGTH, size = entry >> SIZE & SIZES;
-    const int64_t number = (int64_t)(bits->next << (length - size));
-    bits->next <<= length;
-    bits->left -= length;
-    /* A number that begins with 0 is negative. */
-    const int64_t least = ~(number >> 63) & (1 - (int64_t)(1U << size));
-    return (code){(int32_t)((int64_t)((uint64_t)number >> 1 >> (63 - size)) + least), entry >> RUN};
-}
-
-/* Takes the next number of a block and returns its run. `place`, the number's earliest place,
- * becomes the next number's. `block` may be NULL. */
+/* Returns the entry of the next code. */
 static inline uint32_t
-take_number(fl_jpeg_bits *bits, const fl_jpeg_table *table, int16_t *block, uint32_t *place)
+next_entry(const fl_jpeg_bits *bits, const fl_jpeg_table *table, bool is_first)
 {
-    const code next = take_code(bits, table, false);
-    if (block != NULL) block[places[*place + next.run]] = (int16_t)next.number;
-    *place += next.run + 1;
-    return next.run;
+    const uint32_t entry = table->entry[bits->next >> (64 - LOOK)];
+    return __builtin_expect(entry == 0, 0) ? find_entry(table, bits->next, is_first) : entry;
 }
 
-/* Reads a block; `block` may be NULL. Returns false if its codes are damaged. */
-static inline bool read_block(fl_jpeg_codes *codes, fl_jpeg_bits *bits, int32_t i, int16_t *block)
+/* Takes `length` bits; higher bits of `length` do not count. `bits` must have enough. */
+static inline void take_bits(fl_jpeg_bits *bits, uint32_t length)
+{
+    bits->next <<= length & LENGTH;
+    bits->left -= length & LENGTH;
+}
+
+/* Returns the number of `size` bits at the end of the next `length` bits. */
+static inline uint32_t number_at(const fl_jpeg_bits *bits, uint32_t length, uint32_t size)
+{
+    const uint32_t highest = known.highest[size];
+    const uint32_t number = (uint32_t)(bits->next >> (-length & 63)) & highest;
+    /* A number that begins with 0 is negative. */
+    return number - (highest & (uint32_t)((int32_t)(number - known.lowest[size]) >> 31));
+}
+
+/* Writes the first number of an entry. `place` is where the entry's places begin. */
+static inline void
+write_first(const fl_jpeg_bits *bits, uint32_t entry, int16_t *block, uint64_t place)
+{
+    const uint32_t length = entry >> FIRST & FIRST_LENGTH, size = entry >> SIZE & SIZES;
+    block[known.places[place + (entry >> RUN & RUNS)]] = (int16_t)number_at(bits, length, size);
+}
+
+/* Takes an entry, and writes its numbers if the block is wanted. */
+static inline void
+take_numbers(fl_jpeg_bits *bits, uint32_t entry, bool is_wanted, int16_t *block, uint64_t place)
+{
+    const uint32_t length = entry & LENGTH, size = entry >> SECOND & SIZES;
+    if (is_wanted) {
+        /* Without a second number this writes a 0, in the first one's place or at the end. */
+        block[known.places[place + (entry >> PLACES) - 1]] = (int16_t)number_at(bits, length, size);
+        write_first(bits, entry, block, place);
+    }
+    take_bits(bits, entry);
+}
+
+/* Takes the next entry if the block goes on behind it, and returns 0. Else returns the entry. */
+static inline uint32_t go_on(fl_jpeg_bits *bits, const fl_jpeg_table *table, bool is_wanted,
+                             int16_t *block, uint64_t *place)
+{
+    const uint32_t entry = next_entry(bits, table, false);
+    const uint64_t next = *place + (entry >> PLACES);
+    if (next >= 64) return entry;
+    take_numbers(bits, entry, is_wanted, block, *place);
+    *place = next;
+    return 0;
+}
+
+/* Takes the last entry of a block. Returns false if the codes are damaged. */
+static inline bool
+end_block(fl_jpeg_bits *bits, uint32_t entry, bool is_wanted, int16_t *block, uint64_t place)
+{
+    const uint64_t next = place + (entry >> PLACES);
+    bool is_end = next == 64 || (next >= LAST && next < LAST + 64);
+    if (__builtin_expect(is_end, 1)) {
+        take_numbers(bits, entry, is_wanted, block, place);
+        return true;
+    }
+    /* The first code may end the block; then the second one belongs to another block. */
+    if (place + (entry >> RUN & RUNS) != 63 || next >= DAMAGED) return false;
+    if (is_wanted) write_first(bits, entry, block, place);
+    take_bits(bits, entry >> FIRST & FIRST_LENGTH);
+    return true;
+}
+
+/* Reads a block into `block` if it is wanted. Returns false if its codes are damaged. */
+static inline __attribute__((always_inline)) bool
+read_block(fl_jpeg_codes *codes, fl_jpeg_bits *bits, int32_t i, bool is_wanted, int16_t *block)
 {
     const fl_jpeg_table *table = &codes->tables[1][codes->table[i][1]];
-    uint32_t *first = &codes->first[codes->component[i]], place = 1, run;
-    fill(bits); /* is enough for two codes with their numbers */
-    const code difference = take_code(bits, &codes->tables[0][codes->table[i][0]], true);
-    if (difference.run != 0) return false;
-    *first += (uint32_t)difference.number;
-    if (block != NULL) block[0] = (int16_t)*first;
-    for (;;) {
-        if (run = take_number(bits, table, block, &place), place >= 64) break;
+    uint32_t *first = &codes->first[codes->component[i]];
+    uint64_t place = 1;
+    fill(bits); /* is enough for two entries */
+    uint32_t entry = next_entry(bits, &codes->tables[0][codes->table[i][0]], true);
+    if (entry >> PLACES == DAMAGED) return false;
+    *first += number_at(bits, entry & LENGTH, entry >> SIZE & SIZES);
+    if (is_wanted) block[0] = (int16_t)*first;
+    take_bits(bits, entry);
+    do {
+        entry = go_on(bits, table, is_wanted, block, &place);
+        if (entry != 0) break;
         fill(bits);
-        if (run = take_number(bits, table, block, &place), place >= 64) break;
-    }
-    return place == 64 || run == LAST;
+        entry = go_on(bits, table, is_wanted, block, &place);
+    } while (entry == 0);
+    return end_block(bits, entry, is_wanted, block, place);
 }
 
 /* ---- units */
@@ -248,10 +357,10 @@ bool fl_jpeg_codes_read(fl_jpeg_codes *codes, fl_jpeg_block *const *blocks)
     bool is_fine = true;
     if (blocks != NULL)
         for (int32_t i = 0; i < codes->blocks; i++)
-            is_fine = is_fine && read_block(codes, &bits, i, *blocks[i]);
+            is_fine = is_fine && read_block(codes, &bits, i, true, *blocks[i]);
     else
         for (int32_t i = 0; i < codes->blocks; i++)
-            is_fine = is_fine && read_block(codes, &bits, i, NULL);
+            is_fine = is_fine && read_block(codes, &bits, i, false, NULL);
     codes->bits = bits;
     return is_fine && bits_left(codes) >= 0;
 }

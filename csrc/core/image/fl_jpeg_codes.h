@@ -1,8 +1,8 @@
 /* fl_jpeg_codes: the Huffman codes of a JPEG file's scan, and the coefficients that they stand for.
  *
  * Floor 1. Does the work of libjpeg's decode_mcu() in less time: one look at a table
- * gives the run, the number and the length of a code. Refuses whatever is damaged or unusual. A
- * reader belongs to one thread; its file is read-only. No function waits. */
+ * gives the runs, the numbers and the lengths of one or two codes. Refuses whatever is damaged or
+ * unusual. A reader belongs to one thread; its file is read-only. No function waits. */
 #ifndef FL_JPEG_CODES_H
 #define FL_JPEG_CODES_H
 
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { FL_JPEG_LOOK = 10, FL_JPEG_TABLES = 2, FL_JPEG_BLOCKS = 6 };
+enum { FL_JPEG_LOOK = 11, FL_JPEG_TABLES = 2, FL_JPEG_BLOCKS = 6 };
 /* Bytes of a window, and more than the codes of a unit take. */
 enum { FL_JPEG_WINDOW = 4096, FL_JPEG_UNIT = 1280 };
 
@@ -20,6 +20,7 @@ typedef int16_t fl_jpeg_block[64]; /* coefficients, row by row */
 /* The codes of a table. Codes of one length follow each other. */
 typedef struct fl_jpeg_table {
     bool is_known;
+    int32_t count[17];                 /* of codes of a length */
     uint32_t entry[1 << FL_JPEG_LOOK]; /* by the next bits; 0: the code is longer */
     uint32_t end[18];                  /* of codes of a length, as numbers of 16 bits */
     int32_t offset[17];                /* from a code of a length to its symbol */
@@ -45,6 +46,7 @@ typedef struct fl_jpeg_codes {
     int32_t component[FL_JPEG_BLOCKS]; /* of each block */
     int32_t table[FL_JPEG_BLOCKS][2];  /* the tables of each block: first and other coefficients */
     uint32_t first[3];                 /* the last first coefficient of each component */
+    uint32_t seconds[1 << FL_JPEG_LOOK]; /* while a table is read: entries of shorter codes */
     fl_jpeg_table tables[2][FL_JPEG_TABLES];
     uint8_t window[FL_JPEG_WINDOW + FL_JPEG_UNIT];
 } fl_jpeg_codes;
