@@ -12,7 +12,8 @@ import operator
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -430,7 +431,7 @@ def _make_columns(dataset: Any, request: Request) -> Columns:
     columns.original = _Traced(verification, request.collate_fn, None, is_same, samples, key)
     if request.workers == 0 and all(map(_holds_numbers, world.containers)):
         _kept[id(dataset)] = weakref.ref(dataset, partial(_forget, id(dataset))), world, columns
-        columns = replace(columns)
+        columns = copy(columns)
     return columns
 
 
@@ -463,7 +464,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     if request.workers == 0 and id(dataset) in _kept:
         find, world, columns = _kept[id(dataset)]
         if find() is dataset and world.is_same():
-            return replace(columns)
+            return copy(columns)
     try:
         with np.errstate(all="ignore"):  # a program's call warns again, when torch makes its sample
             return _make_columns(dataset, request)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -194,9 +193,7 @@ class ArrayDataset(EpochDataset):
         pairs = zip(self._fields, indices, strict=True)
         made._fields = tuple(_make_field(field.name, moved[i]) for field, i in pairs)
         there: Any = made._fields
-        made._transforms = {
-            i: replace(transform, field=there[i]) for i, transform in self._transforms.items()
-        }
+        made._transforms = {i: transform.on(there[i]) for i, transform in self._transforms.items()}
         made._epoch = self._epoch and Epoch()
         return made
 
@@ -268,7 +265,7 @@ class ArrayDataset(EpochDataset):
             return columns
         fields: Any = self._fields
         pairs = zip(columns.all, fields, strict=True)
-        columns.all = tuple(replace(column, source=field.rows) for column, field in pairs)
+        columns.all = tuple(column._replace(source=field.rows) for column, field in pairs)
         columns.device, columns.register = device, self._register
         columns.kind = f"arrays in host memory, read by {device}"
         return columns

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from itertools import chain
@@ -149,8 +148,7 @@ class Kernel(NamedTuple):
     gather: Callable[[Vector], list[torch.Tensor]]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Column:
+class Column(NamedTuple):
     """The source of one or more outputs of a batch.
 
     Attributes:
@@ -202,7 +200,6 @@ def _pin(array: Any) -> Any:
     return pin_storage(array) if isinstance(array, torch.Tensor) else array
 
 
-@dataclass(eq=False, repr=False)
 class Columns:
     """The columns of a dataset, and the structure of the batches made from these columns.
 
@@ -222,24 +219,28 @@ class Columns:
             device. None: the data lie on the device.
         gives_views: single samples of the dataset are views of its data.
         within: indices outside [0, within) mean something else for the dataset; None: none does.
-        note: an addition to ``stats().why``.
-        why: the whole of ``stats().why``; set by ``open_columns``.
+        note, why: an addition to ``stats().why``, and the whole, which ``open_columns`` sets.
     """
 
-    structure: Any
-    all: tuple[Column, ...] = ()
-    kind: str = "plain arrays"
     maps: tuple[Any, ...] = ()
     table: Any = None
     dataset: Any = None
     original: Any = None
-    wrap: Callable[[Any], Any] | None = None
     device: torch.device | None = None
     register: Callable[[int], Sequence[HostRange]] | None = None
-    gives_views: bool = True
     within: int | None = None
-    note: str = ""
-    why: str = ""
+    note = why = ""
+
+    def __init__(
+        self,
+        structure: Any,
+        every: tuple[Column, ...] = (),
+        kind: str = "plain arrays",
+        wrap: Callable[[Any], Any] | None = None,
+        gives_views: bool = True,
+    ) -> None:
+        self.structure, self.all, self.kind = structure, every, kind
+        self.wrap, self.gives_views = wrap, gives_views
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
         """Add a ``Column``. Raises NotCoveredError for a tensor whose rows cannot be gathered."""
@@ -518,7 +519,7 @@ def _pick(column: Column, rows: Vector) -> Column:
         reason = f"an index of a Subset is out of bounds for a length of {segment.length}"
         raise NotCoveredError(reason) from None
     taken = rows if isinstance(segment.rows, int) else segment.rows[rows]
-    return replace(column, source=(segment._replace(rows=taken),), file=None)
+    return column._replace(source=(segment._replace(rows=taken),), file=None)
 
 
 def _within(dataset: Any, request: Request) -> Columns:
@@ -547,7 +548,7 @@ def _of_stack(dataset: Any, request: Request) -> Columns:
     for key, columns in found.items():
         for column in columns.all:
             column.segments()  # raises if rows are not simply copied
-            stack.all += (replace(column, name=f"datasets[{key!r}], {column.name}"),)
+            stack.all += (column._replace(name=f"datasets[{key!r}], {column.name}"),)
     return stack
 
 
@@ -562,7 +563,7 @@ def _join(columns: Sequence[Column], lengths: Sequence[int], name: str) -> Colum
         fault = f"{column.name} has {rows} rows, and had {length} rows when"
         leave_if(rows != length, f"{fault} the {name} was made")
         segments += found
-    return replace(first, source=tuple(segments), file=None)
+    return first._replace(source=tuple(segments), file=None)
 
 
 def join_columns(

@@ -8,7 +8,6 @@ the loader, torch's own code runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -269,7 +268,6 @@ def _check_transforms(loader: Any, route: Route, wanted: str) -> None:
             )
 
 
-@dataclass(eq=False, repr=False)
 class _Search:
     """A search for the route of a loader. Arguments are documented at ``choose_route``.
 
@@ -277,11 +275,13 @@ class _Search:
         why: the reason that the array route gave, for the routes after it.
     """
 
-    loader: DataLoader[Any]
-    path: str
-    changed: str
-    pin_storages: bool
-    why: str = ""
+    why = ""
+
+    def __init__(
+        self, loader: DataLoader[Any], path: str, changed: str, pin_storages: bool
+    ) -> None:
+        self.loader, self.path = loader, path
+        self.changed, self.pin_storages = changed, pin_storages
 
     @property
     def sample_path(self) -> str:

@@ -56,22 +56,22 @@ def walk(call: Callable[[], Any]) -> tuple[Any, Walk]:
 # By name: the loader, the ceilings of iter() and of next(). Worker processes that are slow to start
 # or to answer make the parent wait, which takes a few functions more.
 LOADERS: dict[str, tuple[Callable[[], Any], Walk, Walk]] = {
-    "tensors": (lambda: DataLoader(TensorDataset(X), 8), Walk(50, 9), Walk(1, 1)),
+    "tensors": (lambda: DataLoader(TensorDataset(X), 8), Walk(54, 9), Walk(1, 1)),
     "tensors, threads": (
         lambda: DataLoader(TensorDataset(X), 8, num_workers=2),
-        Walk(58, 9),
+        Walk(62, 10),
         Walk(5, 2),
     ),
     "sequences": (
         lambda: DataLoader(ArrayDataset(ids=TEXTS), 8, collate_fn=PadCollate(), num_workers=2),
-        Walk(93, 16),
+        Walk(97, 17),
         Walk(5, 2),
     ),
-    "default collate": (lambda: DataLoader(Squares(), 8), Walk(27, 9), Walk(3, 2)),
-    "own collate": (lambda: DataLoader(Squares(), 8, collate_fn=list), Walk(24, 8), Walk(3, 2)),
+    "default collate": (lambda: DataLoader(Squares(), 8), Walk(28, 9), Walk(3, 2)),
+    "own collate": (lambda: DataLoader(Squares(), 8, collate_fn=list), Walk(25, 8), Walk(3, 2)),
     "default collate, joined": (
         lambda: DataLoader(ConcatDataset([Subset(Squares(), range(8))] * 2), 8),
-        Walk(27, 9),
+        Walk(28, 9),
         Walk(3, 2),
     ),
     "worker processes": (
@@ -79,7 +79,7 @@ LOADERS: dict[str, tuple[Callable[[], Any], Walk, Walk]] = {
         Walk(107, 27),  # 100, 23 if no seam is there that patch() has left
         Walk(30, 8),  # 15 to 19, 5 if next() does not wait long
     ),
-    "a stream": (lambda: DataLoader(Stream(), 8), Walk(46, 11), Walk(6, 4)),
+    "a stream": (lambda: DataLoader(Stream(), 8), Walk(47, 11), Walk(6, 4)),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -156,7 +156,6 @@ def compile_transform(transform: Any, make: Callable[[Pieces], _T]) -> tuple[_T 
         return None, str(error)  # torchvision may run what fastloop refuses
 
 
-@dataclass(eq=False, repr=False)
 class FieldTransform:
     """The transform of one field of an ArrayDataset. Unpickling compiles the transform again.
 
@@ -165,24 +164,24 @@ class FieldTransform:
         transform: an operation of fastloop or torchvision, or a callable. With a plan, the pieces.
         layout: the layout of rows.
         out_layout: the layout of results.
-        seed: the seed of random parameters.
         plan: None if Python calls the transform; `untranslated` then says why.
+
+    Args: seed: the seed of random parameters.
 
     Raises:
         TypeError, ValueError: operations of fastloop do not go with these images.
     """
 
-    field: Field
-    transform: Any
-    layout: str
-    out_layout: str
-    seed: int
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, field: Field, transform: Any, layout: str, out_layout: str, seed: int
+    ) -> None:
+        self.field, self.transform = field, transform
+        self.layout, self.out_layout = layout, out_layout
+        self._how = layout, out_layout, seed
         try:
-            compiled = compile_transform(self.transform, self._compile)
+            compiled = compile_transform(transform, self._compile)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.field.name}: {error}") from None
+            raise type(error)(f"{field.name}: {error}") from None
         self.plan: Plan | SplitPlan | None
         self.plan, reason = compiled
         self.untranslated = f"{self.field.name}: {reason}" if reason else ""
@@ -192,7 +191,7 @@ class FieldTransform:
         dtype = torch_dtype(self.field.source)
         remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
         check_type("images with a transform", dtype, dtype is torch.uint8, "uint8", remedy)
-        images = self._shape, self.layout, self.out_layout, self.seed
+        images = self._shape, *self._how
         is_split, ops = len(pieces) > 1, pieces[0].ops
         plan = SplitPlan(pieces, *images) if is_split else compile_plan(ops, *images)
         device = getattr(self.field.source, "device", "cpu")  # NumPy's arrays say "cpu" as well
@@ -202,6 +201,10 @@ class FieldTransform:
             raise TypeError(make_message("images", rule, device))
         self._device, self.transform = torch.device(device), pieces
         return plan
+
+    def on(self, field: Field) -> FieldTransform:
+        """Return the transform of a field that has the same images on a device."""
+        return FieldTransform(field, self.transform, *self._how)
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -285,4 +288,4 @@ class FieldTransform:
         return lines
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FieldTransform, tuple(getattr(self, field.name) for field in fields(self))
+        return FieldTransform, (self.field, self.transform, *self._how)

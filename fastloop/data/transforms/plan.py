@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from inspect import Signature, signature
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from typing_extensions import Self, dataclass_transform
@@ -213,8 +213,7 @@ class Values(ImageOp):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """Numbers on their way through the operations of a chain."""
 
     values: torch.Tensor  # [channels, count]: uint8, and float32 from the first ToDtype on
@@ -250,14 +249,17 @@ def _fill_numbers(op: Geometry, image: Numbers) -> Numbers:
     return Numbers(elements.expand(channels)[:, None], image.dtype)
 
 
-@dataclass(frozen=True)
 class Plan:
-    """A chain of operations, compiled for images of one shape."""
+    """A chain of operations, compiled for images of one shape. `dtype` is the output's."""
 
-    ops: tuple[Geometry | Values, ...]
-    core: ImagePlan
-    dtype: torch.dtype  # the output's dtype
-    out_layout: str
+    def __init__(
+        self,
+        ops: tuple[Geometry | Values, ...],
+        core: ImagePlan,
+        dtype: torch.dtype,
+        out_layout: str,
+    ) -> None:
+        self.ops, self.core, self.dtype, self.out_layout = ops, core, dtype, out_layout
 
     @property
     def is_random(self) -> bool:
