@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from fastloop.base.names import suggest
 from fastloop.data.transforms import batches, color, ops, policy, warp
 from fastloop.data.transforms.arguments import InterpolationMode
 from fastloop.data.transforms.batches import *  # noqa: F403
@@ -25,6 +24,8 @@ __all__ += [*ops.__all__, *policy.__all__, *warp.__all__]
 if not TYPE_CHECKING:  # type checkers would believe that every name is defined
 
     def __getattr__(name: str) -> NoReturn:
+        from fastloop.base.names import suggest
+
         text, hint = f"module {__name__!r} has no attribute {name!r}", suggest(name, __all__, 0.88)
         if not hint and not name.startswith("_"):
             hint = f", because fastloop has no such operation; {remedy_for(name)}"

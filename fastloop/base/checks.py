@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,11 @@ def look_up(thing: object, name: str, default: Any = None) -> Any:
         return getattr(thing, name, default)
     except Exception:
         return default
+
+
+def is_read_ahead(loader: object) -> bool:
+    """Tell whether the loader, or ``run --ahead`` for all loaders, asks for epochs ahead."""
+    return look_up(loader, "epochs_ahead", 0) == 1 or os.environ.get("FASTLOOP_AHEAD") == "1"
 
 
 def make_message(name: str, rule: str, value: object, remedy: str = "") -> str:

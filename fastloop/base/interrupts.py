@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fastloop.base.machine import read_text
-
 # The program's handler during interrupts_held(), and the signals taken meanwhile.
 _held: list[Any] = []
 _taken: list[int] = []
@@ -93,6 +91,8 @@ def has_met_interrupt(pid: int | None) -> bool:
 
     A worker that has taken the signal and still runs the dataset's code shows neither.
     """
+    from fastloop.base.machine import read_text
+
     lines = read_text(Path(f"/proc/{pid}/status")).splitlines()
     masks = dict(line.split(":", 1) for line in lines)
     pending, blocked, ignored = (

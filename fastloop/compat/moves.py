@@ -27,6 +27,7 @@ from fastloop._core import HostRange, Table, Windows
 from fastloop._core import move as rebase
 from fastloop.base.machine import available_bytes, read_memory
 from fastloop.base.threads import lock_over_forks
+from fastloop.compat.tensors import pin_storage
 from fastloop.compat.torch_parts import difference, is_known, parts_of
 
 Keeper = Table | Windows
@@ -77,17 +78,6 @@ def tensors_in(source: Any) -> Iterator[torch.Tensor]:
     inner = source.fields if isinstance(source, Table) else getattr(source, "sources", ())
     for each in source if isinstance(source, tuple) else inner:
         yield from tensors_in(each)
-
-
-def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an alias whose storage cannot be resized, so that threads may read the tensor.
-
-    If torch shares a storage with NumPy, torch marks the storage as not resizable, for good.
-    """
-    storage = tensor.untyped_storage()
-    if storage.resizable():
-        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
-    return tensor.detach()
 
 
 def _count_locked() -> int:

@@ -119,6 +119,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias whose storage cannot be resized, so that threads may read the tensor.
+
+    If torch shares a storage with NumPy, torch marks the storage as not resizable, for good.
+    """
+    storage = tensor.untyped_storage()
+    if storage.resizable():
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+    return tensor.detach()
+
+
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return indices and elements of a COO tensor, repeated ones as well. They are added up if
     only torch's public methods are known."""

@@ -23,8 +23,7 @@ from torch.utils.data import Dataset
 
 from fastloop._core import HostRange, ImageDraws, ImagePlan, SequenceColumn, Windows
 from fastloop.base.checks import look_up
-from fastloop.compat.moves import pin_storage
-from fastloop.compat.tensors import DTYPES
+from fastloop.compat.tensors import DTYPES, pin_storage
 from fastloop.compat.torch_parts import collate_functions, default_collate, is_known
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype

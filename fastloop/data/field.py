@@ -15,7 +15,6 @@ import torch
 
 from fastloop._core import HostRange, Table, copy_row
 from fastloop.base.checks import look_up, make_message, refuse_if
-from fastloop.compat.moves import register
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -283,6 +282,8 @@ class Field:
 def register_fields(fields: Any, device: int) -> tuple[HostRange, ...]:
     """Register the fields' memory, so that kernels of a CUDA device can read it. Raises as
     ``moves.register``."""
+    from fastloop.compat.moves import register
+
     host_ranges = register([field.rows for field in fields], device)
     for field, host_range in zip(fields, host_ranges, strict=True):
         field.host_range = host_range

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from fastloop.base.checks import look_up
-from fastloop.loader.arrays.iterator import find_blocks, is_read_ahead
+from fastloop.base.checks import is_read_ahead, look_up
 from fastloop.loader.resume.epoch import SEEDED
 from fastloop.loader.shared import Shared
 
@@ -35,6 +34,8 @@ def open_forecast(loader: DataLoader[Any], shared: Shared, fault: str) -> Foreca
     """
     if not is_read_ahead(loader):
         return None
+    from fastloop.loader.arrays.iterator import find_blocks
+
     sampler: Any = loader._index_sampler
     if loader._dataset_kind != 0:
         shared.not_ahead = "an IterableDataset has no indices"

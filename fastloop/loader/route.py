@@ -14,9 +14,8 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
-from fastloop.base.checks import look_up, make_message
+from fastloop.base.checks import is_read_ahead, look_up, make_message
 from fastloop.compat import torch_parts
-from fastloop.compat.moves import check_forks
 from fastloop.compat.torch_parts import (
     BaseIter,
     Methods,
@@ -37,13 +36,6 @@ from fastloop.data.columns import (
     find_collate,
     find_columns,
     is_default_collate,
-)
-from fastloop.loader.arrays.iterator import (
-    ArrayIter,
-    find_blocks,
-    is_read_ahead,
-    open_columns,
-    yields_ints,
 )
 from fastloop.loader.shared import LoaderProxy, PlainIter, Shared, SyncIter, TorchProcessIter
 
@@ -184,24 +176,14 @@ def fast_iterator(
         from fastloop.loader.workers.threads import ThreadIter
 
         return ThreadIter(loader, shared, accelerator)
-    if (columns := route.columns) is not None:
-        if columns.device is not None:
-            from fastloop.loader.arrays.resident import ResidentIter
-
-            return ResidentIter(loader, columns, shared, accelerator)
-        original, iterator_class = columns.original, ArrayIter
-        if original is not None:
-            iterator_class = original.iterator_class(loader.num_workers)
-            shared.not_ahead = "fastloop compares its batches with another library's"
-        elif loader.num_workers > 0 and is_read_ahead(loader):
-            from fastloop.loader.arrays.ahead import AheadIter
-
-            iterator_class = AheadIter
-        return iterator_class(loader, columns, shared, accelerator, is_live=path == "array")
+    if route.columns is not None:
+        return _array_iterator(loader, route.columns, shared, accelerator, path)
     if route.samples is not None:
         collate_fn = route.samples._collate_of(loader.collate_fn)
         loader = LoaderProxy(loader, dataset=route.samples, collate_fn=collate_fn)  # type: ignore[assignment]
     if loader.num_workers > 0:
+        from fastloop.compat.moves import check_forks
+
         check_forks(loader.multiprocessing_context, loader.num_workers)
     if route.path == "process":
         from fastloop.loader.workers.processes import ProcessIter
@@ -210,6 +192,26 @@ def fast_iterator(
     if loader.num_workers > 0:
         return TorchProcessIter(loader, shared)
     return SyncIter(loader, shared, uses_native_collate=route.path == "sync")
+
+
+def _array_iterator(
+    loader: DataLoader[Any], columns: Columns, shared: Shared, accelerator: Any, path: str
+) -> Any:
+    if columns.device is not None:
+        from fastloop.loader.arrays.resident import ResidentIter
+
+        return ResidentIter(loader, columns, shared, accelerator)
+    from fastloop.loader.arrays.iterator import ArrayIter
+
+    original, iterator_class = columns.original, ArrayIter
+    if original is not None:
+        iterator_class = original.iterator_class(loader.num_workers)
+        shared.not_ahead = "fastloop compares its batches with another library's"
+    elif loader.num_workers > 0 and is_read_ahead(loader):
+        from fastloop.loader.arrays.ahead import AheadIter
+
+        iterator_class = AheadIter
+    return iterator_class(loader, columns, shared, accelerator, is_live=path == "array")
 
 
 def iterate_without_broken_workers(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
@@ -341,6 +343,8 @@ def _array_route(search: _Search) -> Route | None:
 
 def _take_arrays(loader: DataLoader[Any], path: str, pin_storages: bool) -> Route:
     """Return the array route of a loader. Raises NotCoveredError."""
+    from fastloop.loader.arrays.iterator import find_blocks, open_columns, yields_ints
+
     workers, seeder = loader.num_workers, ""
     batches: Any = loader._index_sampler  # a program's batch_sampler has a sampler of its own
     if replaced := _SAMPLE_METHODS.find_replaced():

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop._core import BatchPool, Collate, FinalizerBase, ThreadPool, keep_heap
-from fastloop.base.machine import budget_of, choose_nodes
 from fastloop.base.threads import NextLock, count_alone, lock_over_forks, thread_pool
 from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, MultiIter, SingleIter
@@ -158,11 +157,15 @@ class Shared:
         batches may take before the user has them."""
         is_pinned = is_pinned_by_torch(loader)
         memory, destination = self.open_destination(accelerator, is_pinned, is_shared=True)
+        from fastloop.base.machine import budget_of
+
         # The other half of the budget is for memory that waits for reuse.
         return memory, destination, max(1, budget_of(loader) // 2)
 
     def read_budget(self, loader: DataLoader[Any]) -> int:
         """Return the bytes that batches in pinned memory may take."""
+        from fastloop.base.machine import budget_of
+
         self.budget = budget_of(loader, self.budget)
         return self.budget
 
@@ -184,6 +187,8 @@ class Shared:
                 return old
             self.counts.update(old.count())
             del self.counts["lent"]
+        from fastloop.base.machine import choose_nodes
+
         nodes = choose_nodes(device) if self.numa == "auto" else 0
         try:
             return BatchPool(fields, is_shared, device, nodes)

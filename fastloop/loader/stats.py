@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from fastloop.base.checks import look_up
+from fastloop.base.checks import is_read_ahead, look_up
 from fastloop.base.shown import repr_html
 from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.data.columns import Columns, own
 from fastloop.device.upload import loading_iterator
-from fastloop.loader.arrays.iterator import ArrayIter, is_read_ahead
+from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.route import choose_route
 from fastloop.loader.shared import LockedIter, PlainIter, Shared, SyncIter, TorchProcessIter
 

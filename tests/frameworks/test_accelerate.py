@@ -189,7 +189,7 @@ def test_path_budget_restarts_and_states_survive_prepare(
         budgets.append(budget_of(loader))
         return budgets[-1]
 
-    monkeypatch.setattr("fastloop.loader.shared.budget_of", spy)
+    monkeypatch.setattr("fastloop.base.machine.budget_of", spy)
     given: dict[str, Any] = {"path": "process", "on_worker_death": "restart", "resume": "skip"}
     given["name"] = "train"
     accelerator = accelerator_of()

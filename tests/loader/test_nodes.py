@@ -113,7 +113,7 @@ class Pools:
 def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pools:
     """A machine of two nodes."""
     choose = partial(choose_nodes, root=plant(tmp_path, TWO))
-    monkeypatch.setattr(shared, "choose_nodes", choose)
+    monkeypatch.setattr(machine, "choose_nodes", choose)
     monkeypatch.setattr(shared, "BatchPool", pools := Pools())
     return pools
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fastloop._core import Packing, SequenceColumn
-from fastloop.compat.moves import pin_storage
+from fastloop.compat.tensors import pin_storage
 from fastloop.data.columns import NotCoveredError, check_tensor
 from fastloop.data.field import Array, Field, torch_dtype
 from fastloop.data.sequences.ragged import RaggedArray

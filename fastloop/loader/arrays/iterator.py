@@ -5,7 +5,6 @@ and torch's base iterator over batches that threads gather from the table.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import warnings
 from collections import deque
@@ -287,11 +286,6 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 # ---- the iterator
-
-
-def is_read_ahead(loader: Any) -> bool:
-    """Tell whether the loader, or ``run --ahead`` for all loaders, asks for epochs ahead."""
-    return look_up(loader, "epochs_ahead", 0) == 1 or os.environ.get("FASTLOOP_AHEAD") == "1"
 
 
 class ArrayConfig(NamedTuple):

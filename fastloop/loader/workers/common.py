@@ -28,7 +28,6 @@ from fastloop.base.interrupts import interrupt_later, interrupts_held, raises_ag
 from fastloop.compat.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.ahead import Forecast, open_forecast
-from fastloop.loader.arrays.iterator import find_blocks
 from fastloop.loader.resume.recent import RECENT
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, LockedIter, Shared
 from fastloop.loader.workers.batch_pickle import EPOCH, Order
@@ -466,6 +465,8 @@ class WorkerIter(MultiIter, LockedIter):
     def _take_over(self, ahead: list[Any]) -> bool:
         """Draw the epoch's first indices. If they are those of the tasks that were sent ahead, go
         on with these tasks, else drop all tasks."""
+        from fastloop.loader.arrays.iterator import find_blocks
+
         drawn = list(islice(self._sampler_iter, len(ahead)))
         # The program may have replaced the sampler, whose items may then compare oddly, or the
         # indices of a sampler, for example a tensor by equal ints.
