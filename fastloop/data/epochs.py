@@ -41,14 +41,15 @@ def _elements(words: torch.Tensor) -> MutableSequence[int]:
     return cast("MutableSequence[int]", memoryview(cast(Any, words.numpy())))
 
 
-_words: list[torch.Tensor] = []  # shared words that are not taken yet
-os.register_at_fork(after_in_child=_words.clear)  # else both processes would take the same words
+_blocks: list[torch.Tensor] = []  # shared words that are not taken yet
+os.register_at_fork(after_in_child=_blocks.clear)  # else both processes would take the same words
 
 
 def _take_word() -> torch.Tensor:
-    if not _words:
-        _words.extend(_share(2 * _BLOCK).view(_BLOCK, 2).unbind(0))
-    return _words.pop()
+    block = _blocks.pop() if _blocks else _share(2 * _BLOCK).view(_BLOCK, 2)
+    if len(block) > 1:
+        _blocks.append(block[1:])
+    return block[0]
 
 
 class Epoch:

@@ -178,7 +178,8 @@ class ImageFolder(EncodedImages):
         for name in sorted(class_to_idx):
             # torchvision sorts the triples of os.walk, so a folder comes before its contents.
             walked = sorted(os.walk(os.path.join(directory, name), followlinks=True))
-            paths = (os.path.join(top, file) for top, _, files in walked for file in sorted(files))
+            folders = ((os.path.join(top, ""), files) for top, _, files in walked)
+            paths = (top + file for top, files in folders for file in sorted(files))
             found = [(path, class_to_idx[name]) for path in paths if is_valid(path)]
             samples += found
             empty += [] if found else [name]
