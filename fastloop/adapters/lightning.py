@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -39,10 +38,10 @@ def as_counted(state: LoaderState) -> LoaderState:
     except AttributeError:  # a loop of an unknown version: iter() warns of an end
         return state
     if untrained > 0:
-        return replace(state, yielded=max(state.yielded - untrained, 0))
+        return state.but(yielded=max(state.yielded - untrained, 0))
     if not is_last:
         return state
-    return state.next_epoch() if is_in_hook else replace(state, is_spent=True)
+    return state.next_epoch() if is_in_hook else state.but(is_spent=True)
 
 
 def check_count(count: Callable[[], int | None]) -> None:

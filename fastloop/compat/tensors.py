@@ -36,10 +36,6 @@ DTYPES: dict[int, torch.dtype] = {
     }.items()
     for dtype in dtypes
 }
-# dtypes that DLPack does not have get numbers below 0, which `_core` never gives.
-_others = {found for found in vars(torch).values() if type(found) is torch.dtype}
-_others -= set(DTYPES.values())
-DTYPES.update({-1 - i: dtype for i, dtype in enumerate(sorted(_others, key=str))})
 _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 BYTE = _NUMBERS[torch.uint8]
 
@@ -53,12 +49,30 @@ class Slot(NamedTuple):
     strides: tuple[int, ...] | None = None  # in elements; None: contiguous
 
 
+@functools.cache
+def _others() -> tuple[torch.dtype, ...]:
+    """Return the dtypes that DLPack does not have, in the same order in each process. Their numbers
+    are below 0, which `_core` never gives. Few programs need these dtypes, and to look through all
+    names of torch takes half a millisecond."""
+    found = {each for each in vars(torch).values() if type(each) is torch.dtype}
+    return tuple(sorted(found - _NUMBERS.keys(), key=str))
+
+
+def dtype_of(number: int) -> torch.dtype:
+    """Return the dtype of a slot by its number."""
+    return DTYPES[number] if number >= 0 else _others()[-1 - number]
+
+
+def _number_of(dtype: torch.dtype) -> int:
+    return _NUMBERS[dtype] if dtype in _NUMBERS else -1 - _others().index(dtype)
+
+
 def slot_of(tensor: torch.Tensor) -> Slot:
     """Return a tensor's slot at offset 0, with the strides that ``tensor.to(device)`` gives."""
     strides = tensor.stride()
     if not tensor.is_contiguous():
         strides = torch.empty_like(tensor, device="meta").stride()
-    return Slot(0, _NUMBERS[tensor.dtype], tuple(tensor.shape), strides)
+    return Slot(0, _number_of(tensor.dtype), tuple(tensor.shape), strides)
 
 
 def pad(size: int) -> int:
@@ -69,7 +83,7 @@ def pad(size: int) -> int:
 def lay_out(slots: Sequence[Slot]) -> tuple[list[Slot], int]:
     """Put slots one after the other into a buffer. Returns the slots, and the size of the buffer in
     bytes."""
-    sizes = (pad(math.prod(slot.shape) * DTYPES[slot.dtype].itemsize) for slot in slots)
+    sizes = (pad(math.prod(slot.shape) * dtype_of(slot.dtype).itemsize) for slot in slots)
     *offsets, size = accumulate(sizes, initial=0)
     return [slot._replace(offset=at) for slot, at in zip(slots, offsets, strict=True)], size
 
@@ -98,7 +112,7 @@ def split_buffer(buffer: torch.Tensor, slots: Iterable[Sequence[Any]]) -> list[t
     storage, device = buffer.untyped_storage(), buffer.device
     tensors = []
     for offset, number, *layout in slots:
-        dtype = DTYPES[number]
+        dtype = dtype_of(number)
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensors.append(tensor.set_(storage, offset // dtype.itemsize, *layout).data)
     return tensors

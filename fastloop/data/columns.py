@@ -78,7 +78,7 @@ class Request(NamedTuple):
 
 
 # fastloop gathers DLPack's dtypes, except float8_e8m0fnu, which is left to torch.
-_DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
+_DTYPES = set(DTYPES.values()) - {torch.float8_e8m0fnu}
 _RESIDENT = ("cuda",)  # the types of devices that gather rows of their own memory
 
 

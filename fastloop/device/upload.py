@@ -22,8 +22,8 @@ from fastloop.base.nested import Path, describe_path, list_leaves, map_leaves
 from fastloop.base.threads import NextLock
 from fastloop.compat.ranges import named
 from fastloop.compat.tensors import (
-    DTYPES,
     Slot,
+    dtype_of,
     extent,
     is_plain,
     lay_out,
@@ -380,4 +380,4 @@ def _explain(before: dict[Path, Slot], now: dict[Path, Slot]) -> str:
 
 
 def _describe(slot: Slot) -> str:
-    return f"{DTYPES[slot.dtype]} {slot.shape} with strides {slot.strides}"
+    return f"{dtype_of(slot.dtype)} {slot.shape} with strides {slot.strides}"

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, filterfalse, islice
 from operator import itemgetter
@@ -59,36 +58,41 @@ Generators = dict[str, torch.Generator]
 RandomStates = dict[str, torch.Tensor]
 
 
-@dataclass(eq=False, repr=False)
 class LoaderState:
     """The position of a loader: in the middle of an epoch, or before an epoch that has yet to
-    begin."""
+    begin. Arguments are attributes with other values than at a loader's beginning."""
 
-    epoch: int = 0
-    yielded: int = 0
-    begun: bool = False
-    draws_base_seed: bool = True  # the next new epoch draws a base seed
-    draws_each_epoch: bool = True  # the epochs after the next one draw base seeds
-    not_resumable: str = ""  # why the epoch cannot be resumed in the middle, or ""
-    dealt: list[list[int]] = field(default_factory=list)  # samplers.Dealt; `yielded` counts anew
-    place: list[int] = field(default_factory=list)  # a PackedDataset's, of the next row, or none
-    sampler_epoch: int = -1  # -1: the sampler has no epoch
-    random_epoch: int = 0  # for datasets' random numbers; between epochs the lowest possible one
-    set_epochs: list[int | None] = field(default_factory=list)  # set_epoch()'s, for each dataset
-    fits: dict[str, str] = field(default_factory=dict)  # the facts of state.describe()
-    generators: dict[str, RandomStates] = field(default_factory=dict)  # at each of state.MOMENTS
-    rank: int = 0  # the rank that saved the state, if the dataset has a position of its own
-    joined: list[dict[str, Any]] = field(default_factory=list)  # one part a rank, by join_states()
-    readers: ReaderStates = field(default_factory=ReaderStates)
-    version: int = VERSION
-    is_spent: bool = False  # no batch of the epoch remains, whatever `yielded` says; not saved
+    def __init__(self, **given: Any) -> None:
+        self.epoch = 0
+        self.yielded = 0
+        self.begun = False
+        self.draws_base_seed = True  # the next new epoch draws a base seed
+        self.draws_each_epoch = True  # the epochs after the next one draw base seeds
+        self.not_resumable = ""  # why the epoch cannot be resumed in the middle, or ""
+        self.dealt: list[list[int]] = []  # samplers.Dealt; `yielded` counts anew
+        self.place: list[int] = []  # a PackedDataset's, of the next row, or none
+        self.sampler_epoch = -1  # -1: the sampler has no epoch
+        self.random_epoch = 0  # for datasets' random numbers; between epochs the lowest possible
+        self.set_epochs: list[int | None] = []  # set_epoch()'s, for each dataset
+        self.fits: dict[str, str] = {}  # the facts of state.describe()
+        self.generators: dict[str, RandomStates] = {}  # at each of state.MOMENTS
+        self.rank = 0  # the rank that saved the state, if the dataset has a position of its own
+        self.joined: list[dict[str, Any]] = []  # one part a rank, by join_states()
+        self.readers = ReaderStates()
+        self.version = VERSION
+        self.is_spent = False  # no batch of the epoch remains, whatever `yielded` says; not saved
+        vars(self).update(given)
+
+    def but(self, **given: Any) -> LoaderState:
+        """Return a copy with other values of these attributes."""
+        return LoaderState(**{**vars(self), **given})
 
     def next_epoch(self) -> LoaderState:
         """Return the state before the next epoch."""
-        state = replace(self, epoch=self.epoch + 1, random_epoch=self.random_epoch + 1)
+        state = self.but(epoch=self.epoch + 1, random_epoch=self.random_epoch + 1)
         sampler_epoch = self.sampler_epoch + (self.sampler_epoch >= 0)
-        state = replace(state, yielded=0, begun=False, not_resumable="", dealt=[], place=[])
-        return replace(state, sampler_epoch=sampler_epoch)
+        state = state.but(yielded=0, begun=False, not_resumable="", dealt=[], place=[])
+        return state.but(sampler_epoch=sampler_epoch)
 
 
 # ---- the objects from which a loader draws its order
@@ -291,7 +295,7 @@ class LoaderEpoch(PlainEpoch):
         self.iterator: Callable[[], Any] = lambda: None
         set_epochs = [epoch.users for epoch in datasets.epochs] if datasets.epochs else []
         if start.begun:
-            self.state = replace(start)
+            self.state = copy(start)
             if len(start.set_epochs) != len(set_epochs):  # the state is from different datasets
                 self.state.set_epochs = set_epochs
         else:
@@ -299,7 +303,7 @@ class LoaderEpoch(PlainEpoch):
             if self.with_epoch is not None:
                 number = max(number, look_up(self.with_epoch, "epoch", 0))
             self.state = LoaderState(
-                start.epoch, begun=True, random_epoch=number, set_epochs=set_epochs
+                epoch=start.epoch, begun=True, random_epoch=number, set_epochs=set_epochs
             )
             if is_new:
                 self.draws_seed = start.draws_base_seed
@@ -563,7 +567,8 @@ class Position:
         epoch: LoaderEpoch | None = look_up(iterator, "_epoch")
         if epoch is None:
             return
-        self.start = LoaderState(epoch.state.epoch + 1, random_epoch=epoch.state.random_epoch + 1)
+        before = epoch.state
+        self.start = LoaderState(epoch=before.epoch + 1, random_epoch=before.random_epoch + 1)
         self.current, self.is_loaded, self.kept_seed = epoch, False, None
 
     def draws_otherwise(self, loader: DataLoader[Any]) -> bool | None:

@@ -10,7 +10,6 @@ ranks (``read_state``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader
@@ -85,7 +84,7 @@ def is_at_end(loader: DataLoader[Any], state: LoaderState) -> bool:
 
 def count_had(loader: DataLoader[Any], state: LoaderState) -> int | None:
     """Return the batches of the whole epoch, less those that are left."""
-    whole, left = (count_batches(loader, each) for each in (replace(state, dealt=[]), state))
+    whole, left = (count_batches(loader, each) for each in (state.but(dealt=[]), state))
     return None if whole is None or left is None else whole - left + state.yielded
 
 
@@ -98,11 +97,11 @@ def shorten(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
     else:
         size, ranks = look_up(outer, "batch_size") or 1, look_up(inner, "num_replicas", 1)
         row = count_passed(dealt) + state.yielded * size * ranks
-    state = replace(state, dealt=dealt)
+    state = state.but(dealt=dealt)
     if (find := look_up(loader.dataset, "_place_of")) is None:
         return state
     # With a sampler of an unknown order, rows before `row` may follow: these take longer to find.
-    return replace(state, place=_call(loader, state, lambda: find(row)))
+    return state.but(place=_call(loader, state, lambda: find(row)))
 
 
 def take_place(loader: DataLoader[Any], state: LoaderState) -> None:
@@ -154,11 +153,11 @@ def fit_ranks(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
     if saved == wanted:
         return state
     following = ("batch_size", "batch_sampler_length", "sampler_length", _RANKS)
-    fitted = replace(state, fits={**there, **{name: here[name] for name in following}})
+    fitted = state.but(fits={**there, **{name: here[name] for name in following}})
     if state.yielded == 0:
         return fitted
     if state.not_resumable:
-        return replace(fitted, yielded=1, dealt=[])
+        return fitted.but(yielded=1, dealt=[])
     if _has_batch(loader, state, *saved):
         before, now = (ranks * size for ranks, size in (saved, wanted))
         outer, _ = samplers_of(loader)
@@ -167,12 +166,12 @@ def fit_ranks(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
         else:
             are_steps = outer.max_tokens is None and before == now
         if are_steps:  # the samples yielded are whole steps of the new ranks as well
-            return replace(fitted, yielded=state.yielded * before // now)
-        fitted = replace(fitted, yielded=0, dealt=_add_to(state.dealt, saved, state.yielded))
+            return fitted.but(yielded=state.yielded * before // now)
+        fitted = fitted.but(yielded=0, dealt=_add_to(state.dealt, saved, state.yielded))
         if _has_batch(loader, fitted, *wanted):
             return fitted
-    ended = replace(fitted, dealt=[])
-    return replace(ended, yielded=_count(loader, ended, *wanted))
+    ended = fitted.but(dealt=[])
+    return ended.but(yielded=_count(loader, ended, *wanted))
 
 
 def read_state(saved: Any, loader: DataLoader[Any]) -> LoaderState:
@@ -191,7 +190,7 @@ def read_state(saved: Any, loader: DataLoader[Any]) -> LoaderState:
     if len(parts) == world:
         return parts[rank]
     readers = [reader for part in parts for reader in part.readers.readers]
-    state = replace(parts[0], rank=rank, fits={**state.fits, "ranks": describe(loader)["ranks"]})
+    state = parts[0].but(rank=rank, fits={**state.fits, "ranks": describe(loader)["ranks"]})
     state.readers = fit_readers(loader, ReaderStates(readers, ranks=len(parts)), world, rank)
     state.generators["now"].pop(TORCH, None)  # a generator of a single rank
     return state

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import replace
+from copy import copy, deepcopy
 from itertools import chain
 from typing import Any
 
@@ -53,10 +52,10 @@ def save(position: Position, loader: DataLoader[Any]) -> dict[str, Any]:
     now = states_of(generators_of(loader))
     torchs = now.pop(TORCH, None)
     if epoch is not None and not epoch.is_over:
-        state = ranks.shorten(loader, replace(epoch.state, yielded=epoch.count()))
+        state = ranks.shorten(loader, epoch.state.but(yielded=epoch.count()))
         state.generators = {"now": now, "iter": epoch.at_iter, "next": {**now, **epoch.at_next}}
     else:
-        state = replace(position.start)
+        state = copy(position.start)
         state.set_epochs = [found.users for found in epochs_within(loader.dataset)]
         state.sampler_epoch = look_up(with_epoch, "epoch", -1)
         # For a dataset with a state, torch's generator is saved: workers' seeds come from it.
@@ -98,7 +97,7 @@ def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool)
     if differences:
         fault = f"the state does not fit this loader: {'; '.join(differences)}"
         _refuse(strict, fault, f"epoch {state.epoch} starts anew, in a new order")
-        position.start = LoaderState(state.epoch, random_epoch=state.random_epoch)
+        position.start = LoaderState(epoch=state.epoch, random_epoch=state.random_epoch)
         position.is_loaded, position.current, position.draws_each_epoch = False, None, None
         _set_epochs(loader, state)
         return
@@ -113,11 +112,11 @@ def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool)
     elif (are_torchs or (path == "thread" and workers > 1)) and state.readers.has_states:
         fault = f"the {workers} workers of path={path!r} load no state of the dataset"
         _refuse(strict, f"{fault} (path='process' does)", "the dataset is not set to its state")
-        state = replace(state, readers=ReaderStates(workers=workers))
+        state = state.but(readers=ReaderStates(workers=workers))
     if state.not_resumable and state.yielded > 0 and not state.is_spent:
         fault = f"the state is in mid-epoch and cannot be resumed there: {state.not_resumable}"
         _refuse(strict, fault, f"epoch {state.epoch} starts anew", RuntimeWarning)
-        state = replace(state, yielded=0, dealt=[], readers=_new_readers(loader))
+        state = state.but(yielded=0, dealt=[], readers=_new_readers(loader))
     try:
         fit_readers(loader, state.readers)
     except WorkerCountError:  # before iter() the loader's number of workers may still change
@@ -131,7 +130,7 @@ def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool)
     _set_epochs(loader, state)
     if is_of_others and not state.is_spent:
         adapters().check_count(lambda: ranks.count_had(loader, state))
-    position.start, position.is_loaded = replace(state, not_resumable=""), True
+    position.start, position.is_loaded = state.but(not_resumable=""), True
     position.torch_at_loading = torch.default_generator.get_state()
     position.draws_each_epoch = state.draws_each_epoch
 
