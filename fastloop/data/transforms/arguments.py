@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from ctypes import c_float
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ def check(op: object, name: str, holds: object, rule: str, remedy: str = "") -> 
     checks.check_value(f"{type(op).__name__}: {name}", getattr(op, name), holds, rule, remedy)
 
 
-class Argument(NamedTuple):
+class Argument:
     """One kind of argument. If None is the default, None is not read.
 
     Attributes:
@@ -57,8 +57,10 @@ class Argument(NamedTuple):
         encode: makes the field of fl_image_op from the attribute. None: the core has no such field.
     """
 
-    read: Callable[[str, Any], Any]
-    encode: Callable[[Any], Any] | None = None
+    def __init__(
+        self, read: Callable[[str, Any], Any], encode: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.read, self.encode = read, encode
 
     def __repr__(self) -> str:
         return "Argument"  # a short text, because help() shows the text for each argument

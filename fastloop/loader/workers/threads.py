@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, perf_counter_ns
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -142,11 +142,11 @@ class _DealtBatch:
         return sample
 
 
-class _Place(NamedTuple):
+class _Place:
     """The place of a sample in the memory of a dealt batch, for ``lend``."""
 
-    dealt: _DealtBatch
-    number: int
+    def __init__(self, dealt: _DealtBatch, number: int) -> None:
+        self.dealt, self.number = dealt, number
 
     def block(self, like: torch.Tensor, count: int) -> torch.Tensor:
         """Return memory for `count` tensors: the sample's place, if that fits."""
