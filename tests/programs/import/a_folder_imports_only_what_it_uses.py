@@ -28,7 +28,9 @@ for path in ("thread", "process"):
     assert [images.shape for images, _ in loader] == [(2, 3, 4, 4)] * 2
     unused = ["fastloop.adapters.", "fastloop.compat.seams", "fastloop.device.upload"]
     unused += ["fastloop.data.arrays", "fastloop.data.image_folder.planes"]
-    unused += ["fastloop.loader.workers.lifecycle"] if path == "thread" else []
+    if path == "thread":
+        unused += ["fastloop.loader.workers.lifecycle", "fastloop.loader.arrays."]
+        unused += ["fastloop.base.machine", "fastloop.base.names", "fastloop.compat.moves"]
     found = [name for name in sys.modules if name.startswith(tuple(unused))]
     assert not found, found
 
