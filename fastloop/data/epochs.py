@@ -46,7 +46,10 @@ os.register_at_fork(after_in_child=_blocks.clear)  # else both processes would t
 
 
 def _take_word() -> torch.Tensor:
-    block = _blocks.pop() if _blocks else _share(2 * _BLOCK).view(_BLOCK, 2)
+    try:  # several threads may take words
+        block = _blocks.pop()
+    except IndexError:
+        block = _share(2 * _BLOCK).view(_BLOCK, 2)
     if len(block) > 1:
         _blocks.append(block[1:])
     return block[0]
