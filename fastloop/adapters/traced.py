@@ -279,8 +279,10 @@ class _Builder:
         is_done = source in _INTS if cast == "int64" else source in _NUMBERS and cast in _FLOATS
         # torch and NumPy make a double of a number first, and so round twice.
         has_numbers = not all(is_one_of(type(step), ARRAYS) for step in steps)
-        is_done = is_done and not (has_numbers and (source, cast) == ("int64", "float32"))
+        rounds_twice = has_numbers and (source, cast) == ("int64", "float32")
+        is_done = is_done and (not rounds_twice or _is_tensor_of_number(made))
         leave_if(not is_done, f"casts {source} to {cast}")
+        cast = "number" if rounds_twice else cast
         return Column(name, (Segment(rows, self._count, file),), cast=cast)
 
 
@@ -310,6 +312,12 @@ def _shaped(rows: Any, shape: tuple[int, ...]) -> Any:
     steps = [rows.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
     whole, strides = (len(rows), *shape), (rows.strides[0], *steps)
     return np.lib.stride_tricks.as_strided(rows, whole, strides, writeable=False)
+
+
+def _is_tensor_of_number(made: Any) -> bool:
+    """Tell whether torch.tensor() makes an element of an int, or of a NumPy int64."""
+    function, args, _ = state_of(made)
+    return function is torch.tensor and is_one_of(type(replay(args[0], 0)), (int, np.int64))
 
 
 def _steps(made: Any) -> Iterator[Any]:

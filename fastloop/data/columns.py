@@ -152,7 +152,7 @@ class Column(NamedTuple):
 
     Attributes:
         is_array: samples are rows of NumPy arrays, which torch collates differently from tensors.
-        cast: the dtype of batches, int64 or a float, if it differs from the source's; else None.
+        cast: None, or how elements are converted, a word that ``fl_py_segments_source`` reads.
         kernel: how the device of the data makes the outputs; None: it copies rows.
     """
 

@@ -380,6 +380,16 @@ def test_large_ints_are_rounded_as_often_as_in_torch(text: str) -> None:
         assert_same(found, outcome(lambda: epoch(TorchLoader(data, 3))))  # noqa: B023
 
 
+@both
+@pytest.mark.parametrize("make", [list, np.array])
+def test_a_tensor_of_a_number_is_rounded_twice_by_the_gather(make: Any, workers: int) -> None:
+    y = make([2**60 + 2**36 + 1, -(2**60) - 2**36 - 1, 2**63 - 1, -(2**63), *range(98)])
+    data = cast_by("{'y': torch.tensor(self.y[i], dtype=torch.float)}")(y=y, n=102)
+    ours = DataLoader(data, 5, num_workers=workers)
+    assert_same(epoch(ours), epoch(TorchLoader(data, 5, num_workers=workers)))
+    assert is_served(ours)
+
+
 def test_a_large_number_of_the_index_is_rounded_as_in_torch() -> None:
     text = "self.x[i], torch.tensor(i * 2**30 + 2**60 + 1, dtype=torch.float32)"
     data = cast_by(text)(x=torch.zeros(102), n=102)

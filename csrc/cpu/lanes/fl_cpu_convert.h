@@ -8,4 +8,7 @@
  * uint64 to float32 or float64. NULL: no such pair. */
 fl_convert *fl_cpu_find_convert(fl_dtype from, fl_dtype to);
 
+/* Converts int64 to float32 by way of float64, as torch.tensor() does with a number. */
+fl_convert fl_cpu_round_twice;
+
 #endif

@@ -1,7 +1,7 @@
 /* fl_py_segments_source: a field with rows in several arrays, one after the next: a tuple (cast,
  * array, rows, array, rows, ...). rows is an int64 vector, or the number of rows of an array that
- * gives all its rows. cast is None, "int64" for integers, "float32" or "float64". The field has a
- * tuple of files, one for each array. */
+ * gives all its rows. cast is None, "int64" for integers, "float32", "float64", or "number": int64
+ * becomes float32 by way of float64. The field has a tuple of files, one for each array. */
 #include "fl_py_source.h"
 
 #include "fl_column_segments.h"
@@ -36,13 +36,16 @@ static int set_cast(const fl_py_source *self, fl_column_segments_config *config,
     const char *name = PyUnicode_Check(cast) ? PyUnicode_AsUTF8(cast) : NULL;
     if (name != NULL && strcmp(name, "int64") == 0)
         config->dtype = (fl_dtype){kDLInt, 64, 1};
-    else if (name != NULL && strcmp(name, "float32") == 0)
+    else if (name != NULL && (strcmp(name, "float32") == 0 || strcmp(name, "number") == 0))
         config->dtype = (fl_dtype){kDLFloat, 32, 1};
     else if (name != NULL && strcmp(name, "float64") == 0)
         config->dtype = (fl_dtype){kDLFloat, 64, 1};
     else
-        return fl_fail(err, FL_EINVAL, "must have a cast to int64, float32 or float64");
-    config->convert = fl_cpu_find_convert(config->segments[0].view.dtype, config->dtype);
+        return fl_fail(err, FL_EINVAL, "must have a cast to int64, float32, float64 or number");
+    fl_dtype from = config->segments[0].view.dtype;
+    bool is_int64 = from.code == kDLInt && from.bits == 64 && from.lanes == 1;
+    config->convert = fl_cpu_find_convert(from, config->dtype);
+    if (strcmp(name, "number") == 0) config->convert = is_int64 ? fl_cpu_round_twice : NULL;
     if (config->convert != NULL) return FL_OK;
     return fl_fail(err, FL_EINVAL, "must have a dtype that fastloop casts to %s", name);
 }
