@@ -1,5 +1,6 @@
 """Functions for worker_init_fn that only seem to be those that frameworks set on loaders."""
 
+import gc
 import os
 import random
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import TorchLoader, epoch, small_dataset
+from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as worker_module
 
 from fastloop import DataLoader
@@ -61,3 +63,21 @@ def test_a_wrapper_of_torchs_worker_loop_gets_its_arguments_by_position(
     assert epoch(DataLoader(list("abcde"), 2, **given)) == epoch(
         TorchLoader(list("abcde"), 2, **given)
     )
+
+
+class Inherited(Dataset[bool]):
+    def __init__(self) -> None:
+        self.mark: list[int] = []
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> bool:
+        return any(each is self.mark for each in gc.get_objects())
+
+
+def test_a_worker_does_not_collect_what_its_parent_has_made() -> None:
+    data = Inherited()
+    assert data[0]
+    for batch in DataLoader(data, 2, num_workers=2, multiprocessing_context="fork"):
+        assert not batch.any()
