@@ -229,10 +229,12 @@ class Updates:
             self._judge(now, is_last)
             totals, loaders = self._read(now), tuple(map(_describe, self._observer.sources))
             self._read_scalars(totals.steps)
+        made: dict[_Totals, Update] = {}  # by the totals that the period began with
         for callback in due:
-            update = self._make(totals, callback.before, loaders, is_last)
-            callback.before, callback.due = totals, now + callback.every
-            self._call(callback, update)
+            before, callback.before, callback.due = callback.before, totals, now + callback.every
+            if before not in made:
+                made[before] = self._make(totals, before, loaders, is_last)
+            self._call(callback, made[before])
 
     def _call(self, callback: _Callback, update: Update) -> None:
         try:
@@ -251,8 +253,9 @@ class Updates:
             "scale": look_up(self._observer.scaler, "_scale"),
             "gradient_norm": self._observer.norm,
         }
-        with suppress(Exception):  # a device nobody can copy from
-            self._scalars.push(step, {k: v for k, v in numbers.items() if v is not None})
+        if known := {name: value for name, value in numbers.items() if value is not None}:
+            with suppress(Exception):  # a device nobody can copy from
+                self._scalars.push(step, known)
         self._numbers |= self._scalars.last()
         if self._observer.norm is None:  # the latest step's norm is unknown
             self._numbers["gradient_norm"] = None
