@@ -339,9 +339,9 @@ def test_native_hooks_and_python_hooks_see_the_same_steps(
     arrays: list[int] = []
     before = StepRecorder.note_steps
 
-    def note_steps(self: StepRecorder, times: bytes, source: Any) -> None:
-        arrays.append(len(times))
-        before(self, times, source)
+    def note_steps(self: StepRecorder, rows: bytearray, *rest: Any) -> None:
+        arrays.append(len(rows))
+        before(self, rows, *rest)
 
     monkeypatch.setattr(StepRecorder, "note_steps", note_steps)
     assert measure(epochs, turns, True) == measure(epochs, turns, False)

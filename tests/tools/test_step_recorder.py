@@ -369,8 +369,15 @@ def test_steps_that_are_read_as_an_array_are_the_same_steps(capacity: int, count
         for method, *times, rest in calls[: 5 if is_array else None]:
             method(*times, *rest)
         if is_array:
-            times = np.array([call[1:3] for call in whole], np.int64)
-            recorder.note_steps(times.tobytes(), train)
+            now_of, after_of = np.array([call[1:3] for call in whole]).T
+            gaps = now_of - np.append(calls[4][2], after_of[:-1])
+            wait, forward, update, other = gaps.reshape(-1, 4).T
+            known = {0: now_of[3::4], 1: wait, 3: forward, 4: update, 5: other, 7: 0}
+            rows = np.full((count, 8), NOT_MEASURED)
+            for column, values in known.items():
+                rows[:, column] = values
+            measuring = int((after_of - now_of).sum())
+            recorder.note_steps(bytearray(rows.tobytes()), train, measuring, int(after_of[-1]))
             for method, *times, rest in calls[-3:]:
                 method(*times, *rest)
         recorder.end(now)

@@ -14,7 +14,14 @@ enum {
     LEAST = 4,      /* the recorder reads 4 or more equal steps in a row as an array */
     /* The first methods, in their order, are a step's events. */
     IN_A_STEP = FL_PY_NOTE_GRADIENT,
+    NOT_MEASURED = -1, /* as in recorder.py */
 };
+
+/* A row of recorder.py's StepRing. */
+typedef struct step_row {
+    int64_t end, data_wait, host_to_device, forward_backward, clip_optimizer, other, gpu_wait,
+        is_first;
+} step_row;
 
 int fl_py_step_log_now(fl_py_step_log *self, int64_t *now)
 {
@@ -44,7 +51,7 @@ static int call_event(fl_py_step_log *self, int i)
 {
     enum { MOST = 8 };
     fl_py_event one = self->events[i];
-    self->events[i] = (fl_py_event){NULL, NULL, 0, 0};
+    self->events[i].method = self->events[i].rest = NULL;
     PyObject *args[2 + MOST] = {PyLong_FromLongLong(one.now), PyLong_FromLongLong(one.after)};
     Py_ssize_t extra = one.rest != NULL ? PyTuple_GET_SIZE(one.rest) : 0;
     assert(extra <= MOST);
@@ -76,23 +83,42 @@ static int count_steps(const fl_py_step_log *self, int i)
     return count;
 }
 
-/* Calls note_steps() for `count` steps. The first step begins at event `first`. Each step has the
- * events leave_fetch, enter_step, leave_update and enter_fetch. */
+/* Writes the row of a step with the events leave_fetch, enter_step, leave_update and enter_fetch,
+ * the event before the step ahead of them. Returns the ns of measuring. */
+static int64_t make_row(const fl_py_event *step, step_row *row)
+{
+    int64_t parts[IN_A_STEP], measuring = 0;
+    for (int j = 0; j < IN_A_STEP; j++) {
+        parts[j] = step[j].now - step[j - 1].after;
+        measuring += step[j].after - step[j].now;
+    }
+    *row = (step_row){step[IN_A_STEP - 1].now,
+                      parts[0],
+                      NOT_MEASURED,
+                      parts[1],
+                      parts[2],
+                      parts[3],
+                      NOT_MEASURED,
+                      0};
+    return measuring;
+}
+
+/* Calls note_steps() for `count` steps. The first step begins at event `first`, after an event that
+ * has been read. */
 static int call_steps(fl_py_step_log *self, int first, int count)
 {
     int events = IN_A_STEP * count;
-    PyObject *times = PyBytes_FromStringAndSize(NULL, events * (Py_ssize_t)sizeof(int64_t[2]));
-    if (times == NULL) return -1;
-    int64_t *put = (int64_t *)(void *)PyBytes_AS_STRING(times);
-    for (const fl_py_event *one = &self->events[first]; one < &self->events[first + events];
-         one++) {
-        *put++ = one->now;
-        *put++ = one->after;
-    }
+    PyObject *rows = PyByteArray_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(step_row));
+    if (rows == NULL) return -1;
+    int64_t measuring = 0;
+    for (int i = 0; i < count; i++)
+        measuring += make_row(&self->events[first + IN_A_STEP * i],
+                              &((step_row *)(void *)PyByteArray_AS_STRING(rows))[i]);
     PyObject *source = PyTuple_GET_ITEM(self->events[first].rest, 0);
-    PyObject *done =
-        PyObject_CallFunctionObjArgs(self->methods[FL_PY_NOTE_STEPS], times, source, NULL);
-    Py_DECREF(times);
+    PyObject *done = PyObject_CallFunction(self->methods[FL_PY_NOTE_STEPS], "OOLL", rows, source,
+                                           (long long)measuring,
+                                           (long long)self->events[first + events - 1].after);
+    Py_DECREF(rows);
     drop_events(self, first, first + events);
     Py_XDECREF(done);
     return done != NULL ? 0 : -1;
@@ -182,9 +208,10 @@ PyDoc_STRVAR(start_doc,
              "      note_steps)\n--\n\n"
              "Begin to log for these methods of a recorder. `clock` returns ns; None: the\n"
              "clock of perf_counter_ns(). Equal steps in a row are read by\n"
-             "note_steps(times, source): `times` has two int64, now and after, for each event,\n"
-             "in the order leave_fetch, enter_step, leave_update, enter_fetch; `source` is the\n"
-             "first item of the tuple of expect_batches().");
+             "note_steps(rows, source, measuring, after): `rows` is a bytearray with the eight\n"
+             "int64 of recorder.py's Step for each step, `source` the first item of the tuple of\n"
+             "expect_batches(), `measuring` the ns of measuring, and `after` the time at which\n"
+             "the loop continued.");
 
 static PyObject *log_start(fl_py_step_log *self, PyObject *args)
 {

@@ -54,8 +54,6 @@ class Step(NamedTuple):
 
 
 PHASES = Step._fields[1:6]
-# The columns of the phases that are measured on the host alone.
-_MEASURED = [Step._fields.index(name) for name in PHASES if name != "host_to_device"]
 Error = type[BaseException] | None  # the class of the exception that ended a call
 
 
@@ -70,12 +68,8 @@ class StepRing:
         self._rows[self.count % len(self._rows)] = step
         self.count += 1
 
-    def extend(self, ends: Any, parts: Any) -> None:
-        """Append steps by arrays: their ends, and for each step the data wait, forward and
-        backward, update and other time. Everything else is not measured."""
-        new = np.full((len(ends), len(Step._fields)), NOT_MEASURED)
-        new[:, 0], new[:, -1] = ends, 0
-        new[:, _MEASURED] = parts
+    def extend(self, new: Any) -> None:
+        """Append steps: int64 numbers, a row for each step."""
         rows = np.arange(self.count, self.count + len(new)) % len(self._rows)
         # NumPy writes the fields of rows one by one, which takes five times as long.
         self._rows.view(np.int64).reshape(-1, len(Step._fields))[rows] = new
@@ -353,26 +347,26 @@ class StepRecorder:
         vars(self.totals)["validation" if run.fetches else "between_epochs"] += run.total()
         self.apart_batches += run.fetches
 
-    def note_steps(self, times: bytes, source: LoaderSource) -> None:
+    def note_steps(self, rows: bytearray, source: LoaderSource, measuring: int, after: int) -> None:
         """Note whole steps after an ``enter_fetch()``: in each step ``leave_fetch()``,
         ``enter_step()`` and ``leave_update()`` of the same loader and optimizer, and the next
-        ``enter_fetch()``. `times` has now and after of each call, as int64."""
-        now, after = np.frombuffer(times, np.int64).reshape(-1, 2).T
-        parts = (now - np.append(self._mark, after[:-1])).reshape(-1, 4)
-        self.steps.extend(now[3::4] - self._begin, parts)
-        wait, _, _, other = parts.sum(0).tolist()
+        ``enter_fetch()``. `rows` has the numbers of a Step for each step, but its end is a time."""
+        new = np.frombuffer(rows, np.int64).reshape(-1, len(Step._fields))
+        self._now, self._mark = int(new[-1, 0]), after
+        new[:, 0] -= self._begin
+        self.steps.extend(new)
+        _, wait, _, *parts, _, _ = new.sum(0).tolist()
         self.waited += wait
         source.wait += wait
         source.waits[NONE] += wait
-        lengths = np.searchsorted(_BOUNDS, parts[:, 0])
+        lengths = np.searchsorted(_BOUNDS, new[:, 1])
         for length, count in enumerate(np.bincount(lengths).tolist()):
             source.counts[NONE][length] += count
-        self.after_update += other
-        self.totals.steps += int(parts.sum())
-        self.totals.measuring += int((after - now).sum())
-        self.batches += len(parts)
-        source.batches += len(parts)
-        self._now, self._mark = int(now[-1]), int(after[-1])
+        self.after_update += parts[-1]
+        self.totals.steps += wait + sum(parts)
+        self.totals.measuring += measuring
+        self.batches += len(new)
+        source.batches += len(new)
 
     # ---- the end
 
