@@ -376,8 +376,8 @@ def test_steps_that_are_read_as_an_array_are_the_same_steps(capacity: int, count
             rows = np.full((count, 8), NOT_MEASURED)
             for column, values in known.items():
                 rows[:, column] = values
-            measuring = int((after_of - now_of).sum())
-            recorder.note_steps(bytearray(rows.tobytes()), train, measuring, int(after_of[-1]))
+            sums = [int(part.sum()) for part in (wait, gaps, other, after_of - now_of)]
+            recorder.note_steps(bytearray(rows.tobytes()), train, *sums, int(after_of[-1]))
             for method, *times, rest in calls[-3:]:
                 method(*times, *rest)
         recorder.end(now)

@@ -83,24 +83,30 @@ static int count_steps(const fl_py_step_log *self, int i)
     return count;
 }
 
-/* Writes the row of a step with the events leave_fetch, enter_step, leave_update and enter_fetch,
- * the event before the step ahead of them. Returns the ns of measuring. */
-static int64_t make_row(const fl_py_event *step, step_row *row)
+/* Sums over steps, in ns. */
+typedef struct step_sums {
+    long long wait, in_steps, other, measuring;
+} step_sums;
+
+/* Returns the row of a step with the events leave_fetch, enter_step, leave_update and enter_fetch,
+ * and adds to the sums. The event before the step is ahead of them. */
+static step_row make_row(const fl_py_event *step, step_sums *sums)
 {
-    int64_t parts[IN_A_STEP], measuring = 0;
+    int64_t parts[IN_A_STEP];
     for (int j = 0; j < IN_A_STEP; j++) {
         parts[j] = step[j].now - step[j - 1].after;
-        measuring += step[j].after - step[j].now;
+        sums->in_steps += parts[j];
+        sums->measuring += step[j].after - step[j].now;
     }
-    *row = (step_row){step[IN_A_STEP - 1].now,
-                      parts[0],
-                      NOT_MEASURED,
-                      parts[1],
-                      parts[2],
-                      parts[3],
-                      NOT_MEASURED,
-                      0};
-    return measuring;
+    sums->wait += parts[0];
+    sums->other += parts[3];
+    return (step_row){.end = step[IN_A_STEP - 1].now,
+                      .data_wait = parts[0],
+                      .host_to_device = NOT_MEASURED,
+                      .forward_backward = parts[1],
+                      .clip_optimizer = parts[2],
+                      .other = parts[3],
+                      .gpu_wait = NOT_MEASURED};
 }
 
 /* Calls note_steps() for `count` steps. The first step begins at event `first`, after an event that
@@ -108,17 +114,17 @@ static int64_t make_row(const fl_py_event *step, step_row *row)
 static int call_steps(fl_py_step_log *self, int first, int count)
 {
     int events = IN_A_STEP * count;
-    PyObject *rows = PyByteArray_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(step_row));
-    if (rows == NULL) return -1;
-    int64_t measuring = 0;
-    for (int i = 0; i < count; i++)
-        measuring += make_row(&self->events[first + IN_A_STEP * i],
-                              &((step_row *)(void *)PyByteArray_AS_STRING(rows))[i]);
+    PyObject *bytes = PyByteArray_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(step_row));
+    if (bytes == NULL) return -1;
+    step_row *rows = (step_row *)(void *)PyByteArray_AS_STRING(bytes);
+    step_sums sums = {0, 0, 0, 0};
+    for (int i = 0; i < count; i++) rows[i] = make_row(&self->events[first + IN_A_STEP * i], &sums);
     PyObject *source = PyTuple_GET_ITEM(self->events[first].rest, 0);
-    PyObject *done = PyObject_CallFunction(self->methods[FL_PY_NOTE_STEPS], "OOLL", rows, source,
-                                           (long long)measuring,
-                                           (long long)self->events[first + events - 1].after);
-    Py_DECREF(rows);
+    long long after = self->events[first + events - 1].after;
+    PyObject *done =
+        PyObject_CallFunction(self->methods[FL_PY_NOTE_STEPS], "OOLLLLL", bytes, source, sums.wait,
+                              sums.in_steps, sums.other, sums.measuring, after);
+    Py_DECREF(bytes);
     drop_events(self, first, first + events);
     Py_XDECREF(done);
     return done != NULL ? 0 : -1;
@@ -208,10 +214,9 @@ PyDoc_STRVAR(start_doc,
              "      note_steps)\n--\n\n"
              "Begin to log for these methods of a recorder. `clock` returns ns; None: the\n"
              "clock of perf_counter_ns(). Equal steps in a row are read by\n"
-             "note_steps(rows, source, measuring, after): `rows` is a bytearray with the eight\n"
-             "int64 of recorder.py's Step for each step, `source` the first item of the tuple of\n"
-             "expect_batches(), `measuring` the ns of measuring, and `after` the time at which\n"
-             "the loop continued.");
+             "note_steps(rows, source, wait, in_steps, other, measuring, after), as recorder.py\n"
+             "describes it: `rows` is a bytearray with eight int64 for each step, `source` the\n"
+             "first item of the tuple of expect_batches().");
 
 static PyObject *log_start(fl_py_step_log *self, PyObject *args)
 {

@@ -61,7 +61,9 @@ class StepRing:
     """The last steps, in memory that does not grow."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._rows = np.zeros(capacity, [(name, np.int64) for name in Step._fields])
+        # NumPy writes the fields of rows one by one, which takes five times as long.
+        self._numbers = np.zeros((capacity, len(Step._fields)), np.int64)
+        self._rows = self._numbers.view([(name, np.int64) for name in Step._fields]).ravel()
         self.count = 0  # all steps so far, also steps that were overwritten
 
     def append(self, step: tuple[int, ...]) -> None:
@@ -70,10 +72,12 @@ class StepRing:
 
     def extend(self, new: Any) -> None:
         """Append steps: int64 numbers, a row for each step."""
-        rows = np.arange(self.count, self.count + len(new)) % len(self._rows)
-        # NumPy writes the fields of rows one by one, which takes five times as long.
-        self._rows.view(np.int64).reshape(-1, len(Step._fields))[rows] = new
         self.count += len(new)
+        new = new[-len(self._rows) :]
+        begin = (self.count - len(new)) % len(self._rows)
+        room = len(self._rows) - begin
+        self._numbers[begin : begin + len(new)] = new[:room]
+        self._numbers[: len(new[room:])] = new[room:]
 
     def add_gpu_wait(self, number: int, ns: int) -> None:
         """Add `ns` to the GPU's wait of a step, if the ring still has the step."""
@@ -347,23 +351,38 @@ class StepRecorder:
         vars(self.totals)["validation" if run.fetches else "between_epochs"] += run.total()
         self.apart_batches += run.fetches
 
-    def note_steps(self, rows: bytearray, source: LoaderSource, measuring: int, after: int) -> None:
+    def note_steps(
+        self,
+        rows: bytearray,
+        source: LoaderSource,
+        wait: int,
+        in_steps: int,
+        other: int,
+        measuring: int,
+        after: int,
+    ) -> None:
         """Note whole steps after an ``enter_fetch()``: in each step ``leave_fetch()``,
         ``enter_step()`` and ``leave_update()`` of the same loader and optimizer, and the next
-        ``enter_fetch()``. `rows` has the numbers of a Step for each step, but its end is a time."""
+        ``enter_fetch()``.
+
+        Args:
+            rows: the numbers of a Step for each step, but its end is a time.
+            wait, in_steps, other: sums over the steps: of data wait, of all parts, of other time.
+            measuring: the cost of measuring.
+            after: the time at which the loop continued.
+        """
         new = np.frombuffer(rows, np.int64).reshape(-1, len(Step._fields))
         self._now, self._mark = int(new[-1, 0]), after
         new[:, 0] -= self._begin
         self.steps.extend(new)
-        _, wait, _, *parts, _, _ = new.sum(0).tolist()
         self.waited += wait
         source.wait += wait
         source.waits[NONE] += wait
         lengths = np.searchsorted(_BOUNDS, new[:, 1])
         for length, count in enumerate(np.bincount(lengths).tolist()):
             source.counts[NONE][length] += count
-        self.after_update += parts[-1]
-        self.totals.steps += wait + sum(parts)
+        self.after_update += other
+        self.totals.steps += in_steps
         self.totals.measuring += measuring
         self.batches += len(new)
         source.batches += len(new)
