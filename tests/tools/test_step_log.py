@@ -348,6 +348,34 @@ def test_native_hooks_and_python_hooks_see_the_same_steps(
     assert bool(arrays) == (turns != 2)
 
 
+def test_a_look_and_an_update_read_the_log_at_the_same_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, arrays, begun = 1, list[int](), StepRecorder.note_steps
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+
+    def note_steps(self: StepRecorder, rows: bytearray, *rest: Any) -> None:
+        arrays.append(now)
+        begun(self, rows, *rest)
+
+    def update(now: int) -> None:
+        observer.read()
+        observer.next_update = now + 10**9
+
+    monkeypatch.setattr(StepRecorder, "note_steps", note_steps)
+    observer = LoopObserver(clock=lambda: now)
+    observer.update, observer.next_update = update, 1_050_000_000
+    hooks.open_hooks(observer)
+    try:
+        for _ in fastloop.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2000, 2)), 1):
+            now += 3 * 10**6
+            optimizer.step()
+            now += 2 * 10**6
+    finally:
+        hooks.close_hooks(observer)
+    assert len([at for at in arrays if at > 2 * 10**9]) == 8, arrays  # 10 s, and the end
+
+
 def measure(epochs: int, turns: int, is_native: bool) -> tuple[Any, ...]:
     """Return what a report sees of a loop that turns the clock. The second optimizer steps at one
     batch in `turns`, if there are turns."""

@@ -10,7 +10,6 @@ import os
 import sys
 import weakref
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
@@ -147,8 +146,8 @@ class LoaderSource:
         self.queued, self._has_queue = -1, False
         self._iterator: Callable[[], Any] = lambda: None
         self._shared: Callable[[], Any] = lambda: None  # of the latest iterator of fastloop
-        self._counts: Counter[str] = Counter()  # of Shared, since the first use() ...
-        self._base: Counter[str] = Counter()  # ... which this was then
+        # Samples and restarts of Shared: since the first use(), and at that time.
+        self._counts = self._base = 0, 0
         self._accelerators: set[Accelerator] = set()  # of the latest iterator
         self._uploaded = 0  # bytes that earlier iterators have uploaded
         self._done: _Counts = ()  # the workers' counts of earlier iterators
@@ -168,8 +167,8 @@ class LoaderSource:
         self._has_queue = isinstance(iterator, ProcessIter | MultiIter)
         shared = getattr(iterator, "_shared", None)
         if shared is not None and shared is not self._shared():
-            self._base = shared.count()
-            self._base.subtract(self.count_shared())
+            (samples, restarts, _), now = self.count_shared(), shared.count()
+            self._base = now["samples"] - samples, now["restarts"] - restarts
             self._shared = weakref.ref(shared)
         names = (name for kind, name in _PATHS.items() if isinstance(iterator, kind))
         self.path = next(names, "torch")
@@ -185,11 +184,6 @@ class LoaderSource:
     def count_uploaded(self) -> int:
         """Return the bytes that the loader's iterators have uploaded."""
         return self._uploaded + sum(one.allocated for one in self._accelerators)
-
-    def count_lent(self) -> int | None:
-        """Return the blocks of batch memory whose tensors are alive; None if unknown."""
-        shared = self._shared()
-        return None if shared is None else shared.count()["lent"]
 
     def note_wait(self, found: str, ns: int) -> None:
         """Count a wait in next()."""
@@ -294,12 +288,14 @@ class LoaderSource:
             self._done = tuple(tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairs)
             self._now = ()
 
-    def count_shared(self) -> Counter[str]:
-        """Return the counts of the loader's Shared since the report has seen the loader."""
-        if (shared := self._shared()) is not None:
-            self._counts = shared.count()
-            self._counts.subtract(self._base)
-        return self._counts
+    def count_shared(self) -> tuple[int, int, int | None]:
+        """Return the samples and restarts of the loader's Shared since the report has seen the
+        loader, and the blocks of batch memory whose tensors are alive; None if unknown."""
+        if (shared := self._shared()) is None:
+            return *self._counts, None
+        now, (samples, restarts) = shared.count(), self._base
+        self._counts = now["samples"] - samples, now["restarts"] - restarts
+        return *self._counts, now["lent"]
 
     def count_alive(self) -> int | None:
         """Return the number of workers that are alive; None if unknown."""

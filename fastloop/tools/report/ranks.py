@@ -216,6 +216,8 @@ class Ranks:
         Args:
             is_whole: compares the ranks since their warm-up instead.
         """
+        if len(self._warm) == 0:
+            return Comparison({})
         before = {} if is_whole else self._before
         spent = {
             rank: self._latest[rank].since(before.get(rank, warm))

@@ -332,20 +332,20 @@ def _copy(observer: LoopObserver, most: int = 0) -> SimpleNamespace:
 
 
 def _describe(source: LoaderSource) -> LoaderUpdate:
-    counts = source.count_shared()
+    samples, restarts, lent = source.count_shared()
     return LoaderUpdate(
         name=source.label,
         trains=source.trains,
         batches=source.batches,
-        samples=counts["samples"] if source.path == "array" else None,
+        samples=samples if source.path == "array" else None,
         waits={found: ns / 1e9 for found, ns in source.waits.items()},
         wait_counts={found: tuple(counts) for found, counts in source.counts.items()},
         first_batch_seconds=source.first_batch / 1e9,
         queue=source.queued if source.queued >= 0 else None,
         workers=source.count_alive(),
-        restarts=counts["restarts"],
+        restarts=restarts,
         uploaded_bytes=source.count_uploaded(),
-        slots_lent=source.count_lent(),
+        slots_lent=lent,
     )
 
 

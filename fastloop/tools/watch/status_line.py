@@ -47,7 +47,7 @@ class StatusLine:
         if notebook_shell() is not None:
             self._show(describe(update))
         elif not getattr(sys.stderr, "isatty", bool)():
-            lines += [describe(update)] * self._is_logged
+            lines += [describe(update)] if self._is_logged else []
         elif not update.is_last:
             is_renewed = not _find_bars() and sys.stderr is sys.__stderr__
             state = update.verdict, update.slowest_rank
@@ -56,10 +56,12 @@ class StatusLine:
                 lines.append(describe(update))
         if lines or (self._is_shown and not is_renewed):
             with _bars_aside():
-                self._draw("", self._is_shown)
+                if self._is_shown:
+                    self._draw("")
                 for line in lines:
                     say(line)
-        self._draw(describe(update), is_renewed)
+        if is_renewed:
+            self._draw(describe(update))
 
     def _becomes_input_bound(self, update: Update) -> bool:
         """Tell once whether a loop that was not input-bound has been input-bound for a while."""
@@ -85,10 +87,8 @@ class StatusLine:
         else:
             self._handle.update(data, raw=True)
 
-    def _draw(self, text: str, is_wanted: bool) -> None:
-        """Put `text` in place of the terminal's last line, if that is wanted."""
-        if not is_wanted:
-            return
+    def _draw(self, text: str) -> None:
+        """Put `text` in place of the terminal's last line."""
         columns = 0  # unknown
         with suppress(OSError, ValueError):
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
