@@ -8,9 +8,11 @@ second by prometheus_client's parser. TraceML is `traceml run` with its trace_st
 if traceml-ai is installed (pip install traceml-ai).
 
 a  what each step pays: CPU time of the process, all threads included, and wall time. Fastloop's
-   report watches every other stretch of 10 s in one process, because two processes differ by more
-   than the report costs; TraceML has a process of its own, beside one by `python`. The goal is
-   0.5 % of a step of 2 ms.
+   report watches every other stretch of a second in one process, because two processes, and two
+   minutes of one process, differ by more than the report costs. While a stretch is not watched, the
+   report has taken its hooks out, and nobody reads the port. TraceML has a process of its own,
+   beside one by `python`. The goal is 0.5 % of a step of 2 ms. Median of the differences of
+   neighbours, its 95 % interval, and all differences of fastloop.
 b  what a program pays once: CPU time of a whole program of SHORT steps: imports, opening, the first
    verdict, the pages at the end. For TraceML with its aggregator, a process of its own. Programs by
    `fastloop run` with and without everything, by `traceml run` and by `python` take turns.
@@ -26,18 +28,20 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time, sleep
 from typing import Any, NamedTuple
 
-from _harness import Goal, Report, Result, Times, parse_arguments
+from _harness import Goal, Report, Result, Times, parse_arguments, show
 
 EPOCH, WARM, STEPS, SHORT, GOAL_US = 1_000, 1_000, 5_000, 100, 10.0
+STRETCH, FIRST = 500, 25  # steps, and steps before them: the update and the look that are due
 DEVICE_S = 0.0018
 CHILD, TRACED, TURNS = "--child", "--traced", "--turns"
+READ = "read"  # a file that is there while this program shall read the port
 PAIRS = {"fastloop": ("watched", "run"), "traceml": ("traceml", "python")}
 
 
@@ -48,6 +52,26 @@ class Cost(NamedTuple):
     step_us: float
     wall_us: float
     whole_ms: float
+
+
+class Median(Times):
+    """A figure of many rounds, shown with the interval that has its median in 95 of 100 cases."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        ordered, count = sorted(self.rounds), len(self.rounds)
+        outside = max(int((count - 1.96 * count**0.5) / 2), 0)
+        return ordered[outside], ordered[-1 - outside]
+
+    def __str__(self) -> str:
+        low, high, least, most = (
+            show(end, self.unit) for end in (*self.interval, min(self.rounds), max(self.rounds))
+        )
+        return f"{show(self.median, self.unit)} (95 %: {low} - {high}; {least} - {most})"
+
+    def as_dict(self) -> dict[str, float]:
+        low, high = self.interval
+        return super().as_dict() | {"low": round(low, 2), "high": round(high, 2)}
 
 
 def make_training(is_traced: bool) -> Callable[[int, int], tuple[float, float]]:
@@ -91,19 +115,24 @@ def make_training(is_traced: bool) -> Callable[[int, int], tuple[float, float]]:
     return train
 
 
-def train_in_turns(page: str, port: int, rounds: int) -> None:
+def train_in_turns(page: Path, port: int, rounds: int) -> None:
     """Print what a step costs with everything that watches and without, in turns."""
     import fastloop
+    from fastloop.tools.report.hooks import close_hooks, open_hooks
 
-    train = make_training(is_traced=False)
-    train(WARM, 1)
-    for turn in range(rounds):
-        for name in ("watched", "run")[:: 1 if turn % 2 else -1]:
-            with ExitStack() as stack:
+    train, read = make_training(is_traced=False), page.with_name(READ)
+    with fastloop.report(page, watch=1.0, metrics=f":{port}") as report:
+        train(WARM, 1)
+        for turn in range(rounds):
+            for name in ("watched", "run")[:: 1 if turn % 2 else -1]:
                 if name == "watched":
-                    report = fastloop.report(page, watch=1.0, metrics=f":{port}")
-                    stack.enter_context(report)
-                print(CHILD, name, *train(WARM, STEPS))
+                    read.touch()
+                    print(CHILD, name, *train(FIRST, STRETCH))
+                    read.unlink()
+                else:
+                    close_hooks(report._observer)
+                    print(CHILD, name, *train(FIRST, STRETCH))
+                    open_hooks(report._observer)
 
 
 def commands(folder: Path, port: int, steps: int) -> dict[str, list[str]]:
@@ -152,7 +181,7 @@ def run(arguments: list[str], folder: Path, port: int) -> tuple[list[list[str]],
         )
         while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
             sleep(1)
-            scrapes += scrape(port) > 0
+            scrapes += (folder / READ).exists() and scrape(port) > 0
         process.returncode = ended[1]
         output.seek(0)
         text = output.read()
@@ -186,14 +215,16 @@ def measure_in_turns(folder: Path, rounds: int) -> tuple[dict[str, list[Cost]], 
     return runs, scrapes
 
 
-def compare(runs: dict[str, list[Cost]], field: str, unit: str) -> dict[str, Result]:
+def compare(
+    runs: dict[str, list[Cost]], field: str, unit: str, kind: type[Times] = Times
+) -> dict[str, Result]:
     """Return what watching adds, of runs beside each other."""
     found = {}
     for who, (watched, plain) in PAIRS.items():
         if watched in runs:
             pairs = zip(runs[watched], runs[plain], strict=True)
             more = tuple(getattr(a, field) - getattr(b, field) for a, b in pairs)
-            found[who] = Result({"": Times(more, unit)})
+            found[who] = Result({"": kind(more, unit)})
     return found
 
 
@@ -203,12 +234,13 @@ def main() -> None:
     with TemporaryDirectory() as name, Report(args.json, [*PAIRS]) as report:
         report.open(rounds=rounds)
         if "a" in args.rows:
-            runs, scrapes = measure_in_turns(Path(name), rounds)
+            runs, scrapes = measure_in_turns(Path(name), 12 * rounds)
             if find_spec("traceml_ai"):
                 runs |= measure(Path(name), STEPS, rounds)
-            shown = compare(runs, "step_us", "µs")
+            shown = compare(runs, "step_us", "µs", Median)
             goal = Goal("a step", shown["fastloop"].median, GOAL_US, False, "µs")
             report.row("a", "a step", [goal], shown, scrapes=scrapes, **describe(runs))
+            report.row("a-wall", "wall time", [], compare(runs, "wall_us", "µs", Median))
         if "b" in args.rows:
             runs = measure(Path(name), SHORT, 2 * rounds)
             report.row("b", "once", [], compare(runs, "whole_ms", "ms"), **describe(runs))
@@ -223,7 +255,7 @@ def describe(runs: dict[str, list[Cost]]) -> dict[str, dict[str, dict[str, float
 
 if __name__ == "__main__":
     if TURNS in sys.argv:
-        train_in_turns(sys.argv[-3], int(sys.argv[-2]), int(sys.argv[-1]))
+        train_in_turns(Path(sys.argv[-3]), int(sys.argv[-2]), int(sys.argv[-1]))
     elif CHILD in sys.argv:
         total = int(sys.argv[sys.argv.index(CHILD) + 1])
         warm = WARM if total > WARM else 0
