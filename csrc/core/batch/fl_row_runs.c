@@ -52,10 +52,43 @@ static const char *next_piece(piece_iter *iter)
     return piece;
 }
 
+/* Copies the elements of the two inner loops, each of `size` bytes, a constant of the caller's. */
+static inline __attribute__((always_inline)) char *
+copy_grid(char *dst, const char *src, size_t size, const fl_row_runs *runs)
+{
+    const int64_t *count = runs->loop_count, *stride = runs->loop_stride;
+    for (int64_t i = 0; i < count[1]; i++)
+        for (int64_t k = 0; k < count[0]; k++, dst += size)
+            memcpy(dst, src + i * stride[1] + k * stride[0], size);
+    return dst;
+}
+
+/* Copies rows of single elements that lie apart, as windows of an array in Fortran order do. */
+static void copy_elements(const fl_row_runs *runs, piece_iter *iter, char *dst)
+{
+    iter->inner = 2;
+    while (iter->next < iter->end) {
+        const char *src = next_piece(iter);
+        if (runs->run_bytes == 8)
+            dst = copy_grid(dst, src, 8, runs);
+        else if (runs->run_bytes == 4)
+            dst = copy_grid(dst, src, 4, runs);
+        else if (runs->run_bytes == 2)
+            dst = copy_grid(dst, src, 2, runs);
+        else
+            dst = copy_grid(dst, src, 1, runs);
+    }
+}
+
 static void copy_strided(const fl_row_runs *runs, const fl_row_ops *row_ops, const fl_rows *rows,
                          int64_t from, int64_t to, char *dst)
 {
     piece_iter iter = {.runs = runs, .rows = rows, .next = from, .end = to, .inner = 1};
+    const int64_t size = runs->run_bytes;
+    if (runs->loops > 1 && (size == 8 || size == 4 || size == 2 || size == 1)) {
+        copy_elements(runs, &iter, dst);
+        return;
+    }
     while (iter.next < iter.end) {
         row_ops->copy_rows(dst, next_piece(&iter), runs->loop_stride[0], runs->run_bytes, 0,
                            runs->loop_count[0], false);
