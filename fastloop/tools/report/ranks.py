@@ -15,7 +15,6 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -134,17 +133,16 @@ class Ranks:
         """Note the gradients of the first parameter of an optimizer, if there are other ranks. Most
         models use this parameter first, so its gradient is the last of backward(), which then waits
         for other ranks."""
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            parameters = (each for group in optimizer.param_groups for each in group["params"])
-            trained = (each for each in parameters if look_up(each, "requires_grad", False))
+        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+            return
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        first = next((one for one in parameters if look_up(one, "requires_grad", False)), None)
+        # FSDP2 calls the hooks of a DTensor after ranks have waited for each other, and a hook
+        # makes it wait for copies of offloaded gradients.
+        if first is not None and look_up(first, "device_mesh") is None:
             with suppress(RuntimeError):  # not a leaf
-                # FSDP2 calls the hooks of a DTensor after ranks have waited for each other, and a
-                # hook makes it wait for copies of offloaded gradients.
-                for first in (
-                    one for one in islice(trained, 1) if look_up(one, "device_mesh") is None
-                ):
-                    hook = first.register_post_accumulate_grad_hook(self._observer.note_gradient)
-                    self._hooks.append(hook)
+                hook = first.register_post_accumulate_grad_hook(self._observer.note_gradient)
+                self._hooks.append(hook)
 
     def close(self) -> None:
         """Close the socket and take out the hooks. What was heard stays."""
@@ -216,7 +214,7 @@ class Ranks:
         Args:
             is_whole: compares the ranks since their warm-up instead.
         """
-        if len(self._warm) == 0:
+        if not self._warm:
             return Comparison({})
         before = {} if is_whole else self._before
         spent = {
