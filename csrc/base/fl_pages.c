@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
@@ -143,13 +144,20 @@ int64_t fl_pages_whole(int64_t bytes)
     return (bytes + page - 1) / page * page;
 }
 
+static bool is_limited(int resource)
+{
+    struct rlimit limit;
+    return getrlimit(resource, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
+}
+
 /* Asks for huge pages where the heap will grow: a worker writes samples of many megabytes to pages
  * that it has never had, and small pages take as long as the decoding of a small image. Blocks that
  * malloc takes from below sbrk(0), all close together, show where the heap is; nobody writes to
- * them. */
+ * them. The heap keeps their addresses, which mappings and stacks would lack under a limit. */
 static void enlarge_heap_pages(void)
 {
     enum { BLOCKS = 7, BLOCK = 31 << 20 };
+    if (is_limited(RLIMIT_AS) || is_limited(RLIMIT_DATA)) return;
     char *volatile blocks[BLOCKS];
     for (int i = 0; i < BLOCKS; i++) blocks[i] = malloc(BLOCK);
     char *begin = blocks[0], *end = sbrk(0);

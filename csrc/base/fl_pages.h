@@ -58,7 +58,8 @@ void fl_pages_place(char *data, int64_t bytes, uint64_t nodes);
  * megabytes back to the system and faults them in again, sample after sample. A program that has
  * set M_MMAP_THRESHOLD, or glibc's variables, keeps its choice; other allocators take no notice.
  * with_huge_pages: asks the system for huge pages in the next 200 MB of the heap. For a process
- * that is forked anew for each epoch, because a page of 4 KiB costs more than its first use. */
+ * that is forked anew for each epoch, because a page of 4 KiB costs more than its first use. With a
+ * limit on address space or data (ulimit -v, -d), nothing is asked. */
 void fl_pages_keep_heap(bool with_huge_pages);
 
 #endif

@@ -428,6 +428,27 @@ static void test_populate_of_shared_memory_spares_write_faults(void)
     munmap(shared, WRITTEN);
 }
 
+static int map_under_limit(void *resource)
+{
+    long pages = 0;
+    FILE *sizes = fopen("/proc/self/statm", "r");
+    CHECK(sizes != NULL && fscanf(sizes, "%ld", &pages) == 1);
+    fclose(sizes);
+    const rlim_t most = (rlim_t)(pages * sysconf(_SC_PAGESIZE) + 240 * MIB);
+    CHECK(setrlimit(*(const int *)resource, &(struct rlimit){most, most}) == 0);
+    fl_pages_keep_heap(true);
+    void *mapped =
+        mmap(NULL, 100 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return mapped != MAP_FAILED ? 0 : 1;
+}
+
+/* Before the heap of this process is large. */
+static void test_a_limited_heap_leaves_room_for_mappings(void)
+{
+    int limits[] = {RLIMIT_AS, RLIMIT_DATA};
+    for (int i = 0; i < 2; i++) CHECK(run_child(map_under_limit, &limits[i]) == 0);
+}
+
 /* The samples of a batch are freed together, and the next batch needs as much. */
 static void test_the_heap_keeps_what_a_batch_has_freed(void)
 {
@@ -498,6 +519,7 @@ int main(void)
     RUN(test_populate_is_only_advice);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     RUN(test_populate_of_shared_memory_spares_write_faults);
+    RUN(test_a_limited_heap_leaves_room_for_mappings);
     RUN(test_the_heap_keeps_what_a_batch_has_freed);
     RUN(test_the_heap_of_a_worker_has_huge_pages);
 #endif
