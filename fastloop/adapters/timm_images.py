@@ -77,6 +77,15 @@ def _have_failed() -> bool:
     return _work.has_failed or len(failed) > 0
 
 
+def _begin_to_keep_back() -> None:
+    """Begin a list of messages. A program's filters come later, because they may count messages or
+    change them, and see each message once."""
+    filters = logging.getLogger("timm.data.dataset").filters
+    if filters[:1] != [_keep_back]:
+        filters.insert(0, _keep_back)
+    _work.records = []
+
+
 def _keep_back(record: logging.LogRecord) -> bool:
     """Keep a message back while fastloop tries to make a batch: a filter of timm's logger."""
     if _work.records is not None:
@@ -199,8 +208,7 @@ class TimmSamples(TimmFolder):
     def _make_all(self, rows: Sequence[Any]) -> Any:
         before = _all_states()
         if self._inner.target_transform is None:  # else each sample that fails is made again alone
-            sys.modules["timm.data.dataset"]._logger.addFilter(_keep_back)
-            _work.records = []
+            _begin_to_keep_back()
         try:
             made = super().__getitems__(rows)
             _work.start(self._has_threads())
