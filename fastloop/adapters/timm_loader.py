@@ -74,7 +74,7 @@ class _Floats:
         is_known = is_known and "_erase" not in vars(erasing)
         is_known = is_known and self._erasing == _functions_of_erasing()
         are_plain = type(images) is torch.Tensor and images.dtype is torch.float32
-        if not is_known or not are_plain or torch.device(erasing.device).type != "cpu":
+        if not is_known or not are_plain or str(erasing.device) != "cpu":
             return erasing(images)
         erasing(_Written(images.numpy(), images.dtype))
         return images

@@ -182,7 +182,7 @@ def test_pillow_gets_an_open_that_draws(root: Path, monkeypatch: pytest.MonkeyPa
     assert count_served() > 0
 
 
-@pytest.mark.parametrize("name", ["a class", "an attribute", "a function"])
+@pytest.mark.parametrize("name", ["a class", "an attribute", "a function", "no device"])
 def test_erasing_behind_the_prefetcher_may_become_another(
     root: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -206,6 +206,8 @@ def test_erasing_behind_the_prefetcher_may_become_another(
                 erasing.__class__ = Erasing
             elif name == "an attribute":
                 erasing._erase = partial(erase_grey, erasing)
+            elif name == "no device":
+                erasing.device = None
             else:
                 RandomErasing._erase = erase_grey
             found += batch
