@@ -7,6 +7,7 @@
 
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 
 static fl_pool *open_shared_pool(fl_arena *arena, int64_t reserve)
 {
@@ -72,6 +73,30 @@ static void test_a_slot_serves_batches_that_ask_for_a_quarter_more(void)
     check_counts(pool, 0, 1, 0, 1);
     fl_pool_close(pool);
     fl_arena_close(arena);
+}
+
+static int fill_small_arena(void *unused)
+{
+    long pages = 0;
+    FILE *sizes = fopen("/proc/self/statm", "r");
+    CHECK(unused == NULL && sizes != NULL && fscanf(sizes, "%ld", &pages) == 1);
+    fclose(sizes);
+    const rlim_t most = (rlim_t)(pages * sysconf(_SC_PAGESIZE) + 400 * MIB);
+    CHECK(setrlimit(RLIMIT_AS, &(struct rlimit){most, most}) == 0);
+    fl_arena *arena = open_arena(256 * MIB);
+    CHECK_INT(fl_arena_bytes(arena), 256 * MIB);
+    fl_pool *pool = open_shared_pool(arena, 3);
+    fl_slot *slots[3];
+    for (int i = 0; i < 3; i++) slots[i] = get_slot(pool, 80 * MIB);
+    for (int i = 0; i < 3; i++) fl_slot_return(slots[i]);
+    fl_pool_close(pool);
+    fl_arena_close(arena);
+    return 0;
+}
+
+static void test_large_slots_fill_a_small_arena(void)
+{
+    CHECK_INT(run_child(fill_small_arena, NULL), 0);
 }
 
 static void test_surplus_slots_give_their_memory_back(void)
@@ -364,6 +389,7 @@ int main(void)
     RUN(test_slots_lie_in_the_arena_apart);
     RUN(test_a_fresh_slot_is_as_large_as_asked_for);
     RUN(test_a_slot_serves_batches_that_ask_for_a_quarter_more);
+    RUN(test_large_slots_fill_a_small_arena);
     RUN(test_surplus_slots_give_their_memory_back);
     RUN(test_kept_slots_keep_their_bytes_while_others_cycle);
     RUN(test_batches_outlive_pool_and_arena);

@@ -367,15 +367,17 @@ static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
 }
 
 /* Returns the size of a new slot. In an arena, whose blocks are sparse, a slot has room for a
- * quarter more, because a slot that is too small for the next batch is freed. Without an arena a
+ * quarter more, because a slot that is too small for the next batch is freed. A large slot of an
+ * arena that ulimit -v keeps small has not: fewer slots would fit. Without an arena a
  * slot is as large as the largest slot so far, so that it serves every batch. Pinned slots at least
  * double, so that slowly growing batches are pinned again only as often as they double. */
 static int64_t find_size(fl_pool *pool, const fl_slot *outgrown, int64_t bytes)
 {
     int64_t largest = atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed);
     bool is_small = bytes <= INT64_MAX / 4;
-    if (pool->arena != NULL && is_small) return outgrown != NULL ? 2 * bytes : bytes + bytes / 4;
-    if (pool->arena != NULL) return bytes;
+    if (pool->arena != NULL && outgrown != NULL && is_small) return 2 * bytes;
+    if (pool->arena != NULL)
+        return bytes <= fl_arena_bytes(pool->arena) / 32 ? bytes + bytes / 4 : bytes;
     if (is_pinning(pool) && largest > 0 && bytes > largest && is_small)
         return fl_max(bytes, 2 * largest);
     return fl_max(bytes, largest);
