@@ -54,7 +54,8 @@ def _others() -> tuple[torch.dtype, ...]:
     """Return the dtypes that DLPack does not have, in the same order in each process. Their numbers
     are below 0, which `_core` never gives. Few programs need these dtypes, and to look through all
     names of torch takes half a millisecond."""
-    found = {each for each in vars(torch).values() if type(each) is torch.dtype}
+    values = [*vars(torch).values()]  # a copy: other threads may import modules into torch
+    found = {each for each in values if type(each) is torch.dtype}
     return tuple(sorted(found - _NUMBERS.keys(), key=str))
 
 

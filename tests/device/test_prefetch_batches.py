@@ -3,6 +3,7 @@
 import dataclasses
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lazy_device import LazyAccelerator, LazyDevice, numbered
 
 import fastloop.loader.device_iter
 from fastloop import prefetch
+from fastloop.compat import tensors
 from fastloop.device.accelerator import HostAccelerator, _parts
 from fastloop.device.upload import Uploader
 
@@ -244,3 +246,16 @@ def test_on_the_cpu_batches_are_left_alone() -> None:
     ]
     fixed = [x.data_ptr() for x in prefetch(numbered(), "cpu", static_buffers=True)]
     assert len(set(fixed)) == 1
+
+
+def test_other_threads_may_import_modules_into_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Growing(ModuleType):
+        @property
+        def dtype(self) -> Any:
+            vars(self)[f"module_{len(vars(self))}"] = None
+            return torch.dtype
+
+    growing = Growing("torch")
+    vars(growing)["qint8"] = torch.qint8
+    monkeypatch.setattr(tensors, "torch", growing)
+    assert tensors._others.__wrapped__() == (torch.qint8,)
