@@ -84,7 +84,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     held = [(n, getattr(dataset, n)) for n in (data, targets, "transform", "target_transform")]
 
     def is_same(_batch: Any, _columns: Columns) -> bool:
-        is_held = type(dataset) is cls
+        is_held = type(dataset) is cls and "__getitems__" not in vars(dataset)
         is_held = is_held and all(getattr(dataset, name) is value for name, value in held)
         return is_held and not _find_obstacle() and has_same()
 

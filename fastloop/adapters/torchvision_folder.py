@@ -146,7 +146,7 @@ class FolderSamples:
     def _is_same(self) -> bool:
         """Tell whether the class of the dataset, and the transform, are what they were."""
         try:
-            is_same = type(self._inner) is self._class
+            is_same = type(self._inner) is self._class and "__getitems__" not in vars(self._inner)
             return is_same and self._inner.transform is self._transform and self._has_same()
         except ValueError:  # it has changed too often
             return False

@@ -92,6 +92,17 @@ def change_dataset(dataset: Any) -> None:
     dataset.__class__ = shifted(type(dataset))
 
 
+def change_fetch(dataset: Any) -> None:
+    dataset.__getitems__ = lambda rows: [dataset[27 - row] for row in rows]
+
+
+def change_indices(subset: Any) -> None:
+    subset.indices = range(27, -1, -1)
+
+
+CHANGES = change_op, change_compose, change_attributes, change_dataset, change_fetch
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(tmp_path_factory.mktemp("images"), 28, 40, 44)
@@ -107,7 +118,7 @@ def batches(cls: Any, dataset: Any, change: Callable[[], None], collate: Any) ->
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MAKE if kind != "a call"])
-@pytest.mark.parametrize("change", [change_op, change_compose, change_attributes, change_dataset])
+@pytest.mark.parametrize("change", CHANGES)
 def test_an_object_gets_another_class(root: Path, kind: str, change: Callable[[Any], None]) -> None:
     make, collate = MAKE[kind]
     found = []
@@ -143,8 +154,8 @@ def change_subset_of(subset: Any) -> None:
     subset.dataset = Subset(subset.dataset, range(27, -1, -1))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MAKE if kind != "arrays"])
-@pytest.mark.parametrize("change", [change_dataset, change_subset_of])
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("change", [change_dataset, change_subset_of, change_fetch, change_indices])
 def test_a_subset_becomes_another(root: Path, kind: str, change: Callable[[Any], None]) -> None:
     make, collate = MAKE[kind]
     found = []
@@ -182,3 +193,8 @@ def test_a_snapshot_notes_classes_and_dicts_and_keeps_no_object_alive() -> None:
     noted = Snapshot([op])
     del op
     assert not noted.is_same()
+
+
+def test_a_snapshot_notes_no_class() -> None:
+    with pytest.raises(TypeError, match="classes"):
+        Snapshot([int])

@@ -108,6 +108,10 @@ static bool is_thing_noted(const fl_py_snapshot *self, Py_ssize_t i)
 /* Notes object i of the list: 0, or -1 and an exception. */
 static int note_thing(fl_py_snapshot *self, PyObject *thing, Py_ssize_t i)
 {
+    if (PyType_Check(thing)) { /* PyObject_GenericGetDict() would make a dict for a static type */
+        PyErr_SetString(PyExc_TypeError, "Snapshot: objects must not be classes");
+        return -1;
+    }
     bool has_refs = PyType_SUPPORTS_WEAKREFS(Py_TYPE(thing));
     PyObject *ref = has_refs ? PyWeakref_NewRef(thing, NULL) : Py_NewRef(thing);
     if (ref == NULL) return -1;

@@ -5,7 +5,7 @@ code. The iterator draws the random numbers of a batch when torch would draw the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler
 from fastloop._core import ImageDraws
 from fastloop.compat.torch_parts import MapFetcher
 from fastloop.compat.verification import EVERY, Verification, is_alone
-from fastloop.data.columns import Columns, NotCoveredError
+from fastloop.data.columns import Columns, NotCoveredError, below_subsets
 from fastloop.loader.arrays.iterator import _BLOCKS, _LISTS, ArrayIter, Block, make_batch
 
 FIRST = 8  # samples of the first batch, which is compared once for each process and plan
@@ -118,8 +118,19 @@ class ComparedIter(ArrayIter):
 
     _falls_back = False
     _left: Iterator[Any] | None = None  # rows of the epoch that the original makes
+    _noted: Sequence[Any] = ()  # what _subsets() was when the columns were opened
+
+    def _subsets(self) -> list[Any]:
+        """Return the dataset below the Subsets, and the Subsets with their indices."""
+        inner, subsets = below_subsets(self._dataset)
+        return [inner, *subsets, *(subset.indices for subset in subsets)]
+
+    def _has_same_subsets(self) -> bool:
+        # torch's workers would have copies.
+        return self._num_workers > 0 or [*map(id, self._subsets())] == [*map(id, self._noted)]
 
     def _open_indices(self) -> tuple[Iterator[Any], int, Any]:
+        self._noted = self._noted or self._subsets()
         original = self._columns.original
         if original.draws is not None:
             original.draws.seed(int(self._base_seed), self._num_workers)
@@ -167,7 +178,7 @@ class ComparedIter(ArrayIter):
                 yield batch
                 continue
             is_same = original.is_same is None or original.is_same(batch, self._columns)
-            self._falls_back = self._falls_back or not is_same
+            self._falls_back = self._falls_back or not (is_same and self._has_same_subsets())
             if not self._falls_back and original.verification.is_due(len(batch)) and is_alone():
                 self._compare(original, batch)
                 self._falls_back = original.verification.falls_back
