@@ -16,6 +16,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader
+from fastloop.loader.resume.epoch import LoaderState
 
 Arguments = Callable[[], dict[str, Any]]
 
@@ -310,3 +311,8 @@ def test_the_epoch_of_the_sampler_is_the_one_it_drew_in() -> None:
     assert loader.state_dict()["sampler_epoch"] == 4
     list(iterator)
     assert loader.state_dict()["sampler_epoch"] == 5
+
+
+def test_a_state_has_no_other_attributes() -> None:
+    with pytest.raises(TypeError, match="yeilded"):
+        LoaderState().but(yeilded=1)

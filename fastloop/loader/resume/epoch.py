@@ -81,6 +81,8 @@ class LoaderState:
         self.readers = ReaderStates()
         self.version = VERSION
         self.is_spent = False  # no batch of the epoch remains, whatever `yielded` says; not saved
+        if unknown := given.keys() - vars(self).keys():
+            raise TypeError(f"a LoaderState has no {', '.join(unknown)}")
         vars(self).update(given)
 
     def but(self, **given: Any) -> LoaderState:
