@@ -42,16 +42,25 @@ def _elements(words: torch.Tensor) -> MutableSequence[int]:
 
 
 _blocks: list[torch.Tensor] = []  # shared words that are not taken yet
-os.register_at_fork(after_in_child=_blocks.clear)  # else both processes would take the same words
+
+
+def _forget_blocks() -> None:
+    """Give a forked child a list of its own, else both processes would take the same words."""
+    global _blocks
+    _blocks = []
+
+
+os.register_at_fork(after_in_child=_forget_blocks)
 
 
 def _take_word() -> torch.Tensor:
+    blocks = _blocks  # the parent's, if a signal's handler forks meanwhile
     try:  # several threads may take words
-        block = _blocks.pop()
+        block = blocks.pop()
     except IndexError:
         block = _share(2 * _BLOCK).view(_BLOCK, 2)
     if len(block) > 1:
-        _blocks.append(block[1:])
+        blocks.append(block[1:])
     return block[0]
 
 

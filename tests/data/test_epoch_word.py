@@ -14,6 +14,7 @@ from epoch_child import answer
 from time_limits import limit
 
 from fastloop import ArrayDataset, transforms
+from fastloop.data import epochs
 from fastloop.data.epochs import Epoch
 
 CONTEXTS = multiprocessing.get_all_start_methods()
@@ -126,3 +127,36 @@ def test_a_forked_child_takes_words_of_its_own() -> None:
     parent = Epoch()
     assert os.waitpid(pid, 0)[1] == 0
     assert parent.value == 0
+
+
+class Forking:
+    """Words that are not taken yet. The process forks when they are counted, as in a handler."""
+
+    pid = -1
+
+    def __init__(self, words: torch.Tensor) -> None:
+        self.words = words
+
+    def __len__(self) -> int:
+        self.pid = os.fork() if self.pid < 0 else self.pid
+        return len(self.words)
+
+    def __getitem__(self, key: Any) -> torch.Tensor:
+        return self.words[key]
+
+
+def test_a_fork_while_a_word_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = Forking(torch.zeros(4, 2, dtype=torch.int64).share_memory_())
+    monkeypatch.setattr(epochs, "_blocks", [words])
+    ready, made = os.pipe()
+    Epoch()
+    epoch = Epoch()
+    if words.pid == 0:
+        os.read(ready, 1)
+        epoch.set(77)
+        os._exit(0)
+    os.write(made, b"1")
+    os.waitpid(words.pid, 0)
+    os.close(ready)
+    os.close(made)
+    assert epoch.value == 0
