@@ -7,7 +7,6 @@ docs/internals/zero-change.md tells the rules.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Sequence
@@ -39,8 +38,7 @@ class _Work(threading.local):
             once a group, because each finds the processor's caches full of the other's.
         started: futures of groups that threads make.
         has_failed: this thread has failed to make a sample.
-        records: timm's messages of skipped samples, which timm writes again if fastloop fails.
-            None: timm makes the batch, or no sample may be made twice.
+        is_attempt: timm makes the batch if fastloop cannot.
     """
 
     def __init__(self) -> None:
@@ -48,7 +46,7 @@ class _Work(threading.local):
 
     def reset(self) -> None:
         self.waiting, self.started, self.has_failed = list[Any](), list[Any](), False
-        self.records: list[logging.LogRecord] | None = None
+        self.is_attempt = False
 
     def start(self, has_threads: bool) -> None:
         """Make the samples that wait, now or in a thread."""
@@ -75,28 +73,6 @@ def _have_failed() -> bool:
     """Wait until no thread writes to the batch's memory any more. Tell whether work has failed."""
     failed = [each for each in _work.started if each.exception() is not None]
     return _work.has_failed or len(failed) > 0
-
-
-def _begin_to_keep_back() -> None:
-    """Begin a list of messages. A program's filters come later, because they may count messages or
-    change them, and see each message once."""
-    filters = logging.getLogger("timm.data.dataset").filters
-    if filters[:1] != [_keep_back]:
-        filters.insert(0, _keep_back)
-    _work.records = []
-
-
-def _keep_back(record: logging.LogRecord) -> bool:
-    """Keep a message back while fastloop tries to make a batch: a filter of timm's logger."""
-    if _work.records is not None:
-        _work.records.append(record)
-    return _work.records is None
-
-
-def _write_records() -> None:
-    records, _work.records = _work.records, None
-    for record in records or ():
-        logging.getLogger(record.name).handle(record)
 
 
 def _all_states() -> tuple[Any, torch.Tensor]:
@@ -207,27 +183,24 @@ class TimmSamples(TimmFolder):
 
     def _make_all(self, rows: Sequence[Any]) -> Any:
         before = _all_states()
-        if self._inner.target_transform is None:  # else each sample that fails is made again alone
-            _begin_to_keep_back()
+        # With a function of labels each sample that fails is made again alone.
+        _work.is_attempt = self._inner.target_transform is None
         try:
             made = super().__getitems__(rows)
             _work.start(self._has_threads())
         except BaseException as error:
             _have_failed()
-            if not isinstance(error, Exception) or _work.records is None:
-                _write_records()
+            if not isinstance(error, Exception) or not _work.is_attempt:
                 raise
         else:
             if not _have_failed():
-                _write_records()
                 return made
         # timm skips a file that it cannot decode before it draws, and raises errors of its own.
-        _work.records = None
         _set_all_states(before)
         return self._fetch(rows)
 
     def _fetch(self, rows: Sequence[Any]) -> Any:
-        _write_records()  # the program's code may follow
+        _work.is_attempt = False  # the program's code may follow, and is called once
         return super()._fetch(rows)
 
     def _transformed(self, image: Any, target: Any, row: Any, slot: Any) -> Any:

@@ -523,32 +523,6 @@ def break_header(data: bytes, number: int) -> bytes:
     return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
 
 
-@pytest.mark.parametrize("has_function", [False, True])
-def test_each_skipped_sample_is_told_once(
-    root: Path, tmp_path: Path, has_function: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A file that is no image, before a file that only decoding finds damaged."""
-    for number, path in enumerate(sorted(root.glob("*/*.jpg"))):
-        (tmp_path / path.parent.name).mkdir(exist_ok=True)
-        data = b"no image" if number % 5 == 1 else path.read_bytes()
-        data = break_header(data, number) if number % 5 == 3 else data
-        (tmp_path / path.parent.name / path.name).write_bytes(data)
-
-    def change(loader: Any) -> None:
-        if has_function:
-            loader.dataset.target_transform = lambda label: label + random.randrange(5)
-
-    def told() -> list[str]:
-        caplog.clear()
-        play(tmp_path, change=change, **RECIPE)
-        return [each.getMessage() for each in caplog.records if "Skipped" in each.getMessage()]
-
-    theirs = told()
-    fastloop.patch(verbose=False)
-    assert told() == theirs and theirs
-    assert count_served() > 0
-
-
 def test_a_transform_that_raises_is_called_once(root: Path) -> None:
     def play_raising() -> list[Any]:
         calls = list[Any]()
