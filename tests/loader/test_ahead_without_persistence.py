@@ -267,8 +267,9 @@ def test_each_iterator_counts_what_threads_did_for_it() -> None:
     with array(path="thread") as loader:
         for _ in range(4):
             assert len(epoch(loader)) == 8
-            # A thread counts a batch after it has given it away, and 4 may be made ahead.
-            assert 6 <= sum(worker.batches for worker in loader.stats().workers) <= 14
+            # A thread counts a batch after it has given it away. The last epoch may have made 4
+            # batches of this one, and this one may have made 4 of the next.
+            assert 2 <= sum(worker.batches for worker in loader.stats().workers) <= 14
 
 
 def test_threads_that_have_died_are_left_to_nobody() -> None:
