@@ -42,8 +42,9 @@ void fl_pages_forget(const fl_pages *pages);
  * only: if the kernel cannot, returns false, and the first writes fault pages in. */
 bool fl_pages_populate(char *data, int64_t bytes);
 
-/* The same for pages of a shared, writable mapping, in a third of the time (2026-12) where a
- * different process has written to these pages before. */
+/* Faults in [data, data + bytes) of a shared, writable mapping, in one call (MADV_POPULATE_READ,
+ * Linux 5.14). If a different process has written to these pages, this call takes a third of the
+ * time of fl_pages_populate (2026-12). Advice only, likewise. */
 bool fl_pages_populate_shared(char *data, int64_t bytes);
 
 /* Says on which nodes of the machine the system puts these mapped pages, one bit for each node,

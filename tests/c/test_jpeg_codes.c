@@ -35,7 +35,7 @@ static const uint8_t lengths[2][3][16] = {
 
 static void add_symbol(coder *c, int symbol) { c->symbols[c->count++] = (uint8_t)symbol; }
 
-/* Gives codes of these lengths to a table's symbols. */
+/* Assigns codes to the symbols of a table. counts: how many codes each length has. */
 static void set_codes(coder *c, const uint8_t *counts)
 {
     memcpy(c->counts, counts, sizeof c->counts);

@@ -416,7 +416,7 @@ static int write_populated(void *shared)
     return count_faults() - before < WRITTEN / PAGE / 8 ? 0 : 1;
 }
 
-/* As a new worker populates memory that an earlier one has written to. */
+/* A child stands for a new worker: it populates memory that its parent has written to. */
 static void test_populate_of_shared_memory_spares_write_faults(void)
 {
     char *shared = mmap(NULL, WRITTEN, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

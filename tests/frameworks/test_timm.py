@@ -4,6 +4,7 @@ three generators are timm's alone."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,22 @@ def test_colors_that_change_between_batches(root: Path, name: str) -> None:
     assert count_served() > 0
 
 
+def play_changing(root: Path, change: Callable[[Any], Any], **how: Any) -> list[Any]:
+    """Batches of a loader without workers that is changed after each batch, and all generators."""
+    random.seed(3)
+    np.random.seed(4)
+    torch.manual_seed(5)
+    loader = create_loader(
+        create_dataset("", root=str(root)), (3, 24, 24), 6, True,
+        num_workers=0, device=torch.device("cpu"), **how,
+    )  # fmt: skip
+    found: list[Any] = []
+    for batch in loader:
+        change(loader)
+        found += batch
+    return [found, get_states(), torch.get_rng_state()]
+
+
 class Erasing(RandomErasing):  # type: ignore[misc]
     pass
 
@@ -143,15 +160,10 @@ def test_erasing_that_reads_images_is_timms(root: Path, monkeypatch: pytest.Monk
 
     def play_replaced() -> list[Any]:
         RandomErasing._erase = before
-        random.seed(3)
-        np.random.seed(4)
-        torch.manual_seed(5)
-        how = {"use_prefetcher": False, "num_workers": 0, **RECIPE}
-        found: list[Any] = []
-        for batch in create_loader(create_dataset("", root=str(root)), (3, 24, 24), 6, True, **how):
-            RandomErasing._erase = erase_grey
-            found += batch
-        return [found, get_states(), torch.get_rng_state()]
+        return play_changing(root, replace, use_prefetcher=False, **RECIPE)
+
+    def replace(_: Any) -> None:
+        RandomErasing._erase = erase_grey
 
     theirs = play_replaced()
     fastloop.patch(verbose=False)
@@ -165,16 +177,8 @@ def test_pillow_gets_an_open_that_draws(root: Path, monkeypatch: pytest.MonkeyPa
         return before(file)
 
     def play_replaced() -> list[Any]:
-        torch.manual_seed(5)
-        random.seed(3)
-        how = {"num_workers": 0, "device": torch.device("cpu")}
-        loader = create_loader(create_dataset("", root=str(root)), (3, 24, 24), 6, True, **how)
-        found: list[Any] = []
         with monkeypatch.context() as patch:
-            for batch in loader:
-                found += batch
-                patch.setattr(Image, "open", open_and_draw)
-        return [found, get_states(), torch.get_rng_state()]
+            return play_changing(root, lambda _: patch.setattr(Image, "open", open_and_draw))
 
     theirs = play_replaced()
     fastloop.patch(verbose=False)
@@ -191,27 +195,20 @@ def test_erasing_behind_the_prefetcher_may_become_another(
     monkeypatch.setattr(Erasing, "_erase", erase_grey)
     monkeypatch.setattr(RandomErasing, "_erase", before)
 
+    def change(loader: Any) -> None:
+        erasing = loader.random_erasing
+        if name == "a class":
+            erasing.__class__ = Erasing
+        elif name == "an attribute":
+            erasing._erase = partial(erase_grey, erasing)
+        elif name == "no device":
+            erasing.device = None
+        else:
+            RandomErasing._erase = erase_grey
+
     def play_replaced() -> list[Any]:
         RandomErasing._erase = before
-        random.seed(3)
-        np.random.seed(4)
-        torch.manual_seed(5)
-        dataset = create_dataset("", root=str(root))
-        how = {"num_workers": 0, "device": torch.device("cpu"), **RECIPE}
-        loader = create_loader(dataset, (3, 24, 24), 6, True, **how)
-        found: list[Any] = []
-        for batch in loader:
-            erasing = loader.random_erasing
-            if name == "a class":
-                erasing.__class__ = Erasing
-            elif name == "an attribute":
-                erasing._erase = partial(erase_grey, erasing)
-            elif name == "no device":
-                erasing.device = None
-            else:
-                RandomErasing._erase = erase_grey
-            found += batch
-        return [found, get_states(), torch.get_rng_state()]
+        return play_changing(root, change, **RECIPE)
 
     theirs = play_replaced()
     fastloop.patch(verbose=False)

@@ -273,7 +273,8 @@ take_numbers(fl_jpeg_bits *bits, uint32_t entry, bool is_wanted, int16_t *block,
     take_bits(bits, entry);
 }
 
-/* Takes the next entry if the block goes on behind it, and returns 0. Else returns the entry. */
+/* Looks at the next entry. If the block continues after the entry, takes the entry and returns 0;
+ * if not, returns the entry, which is not taken. */
 static inline uint32_t go_on(fl_jpeg_bits *bits, const fl_jpeg_table *table, bool is_wanted,
                              int16_t *block, uint64_t *place)
 {

@@ -89,7 +89,8 @@ typedef struct step_sums {
 } step_sums;
 
 /* Returns the row of a step with the events leave_fetch, enter_step, leave_update and enter_fetch,
- * and adds to the sums. The event before the step is ahead of them. */
+ * and adds the step to the sums. step[0] is the first of these events, and step[-1] the event
+ * before the step. */
 static step_row make_row(const fl_py_event *step, step_sums *sums)
 {
     int64_t parts[IN_A_STEP];

@@ -86,7 +86,7 @@ class LoaderState:
         vars(self).update(given)
 
     def but(self, **given: Any) -> LoaderState:
-        """Return a copy with other values of these attributes."""
+        """Return a copy in which the given attributes have the given values."""
         return LoaderState(**{**vars(self), **given})
 
     def next_epoch(self) -> LoaderState:

@@ -164,7 +164,8 @@ class LoopObserver(StepLog):
             # A look costs more than a step, and divides the steps that are read as an array.
             is_often = source.num_workers > 0 or now < self._opened_at + _LOOK_AT_GPU_NS
             self.next_look = now + (_LOOK_NS if is_often else _LOOK_AT_GPU_NS)
-            # An update reads the log, too, so a look at the same step costs little.
+            # If an update comes soon, the look waits for it: at the update's step the log has just
+            # been read, and there is nothing to read again.
             if abs(self.next_update - self.next_look) < _LOOK_NS:
                 self.next_look = self.next_update
             self._look_around(source, now)
