@@ -1,5 +1,5 @@
 """Runs the C test programs of a lane, so many at a time. What each printed comes in one piece, in
-the order of the programs; then how many passed.
+the order of the programs; then what the failed ones printed, once more, and how many passed.
 
     python tests/c/run_programs.py LANE JOBS TIMEOUT_S LAUNCHER PROGRAM...
 
@@ -49,7 +49,7 @@ def run(command: list[str], timeout_s: float) -> tuple[str, str]:
 def main() -> int:
     lane, jobs, timeout_s, launcher, *programs = sys.argv[1:]
     commands = [[*launcher.split(), program] for program in programs]
-    failed = []
+    failed, reports = [], []
     with ThreadPoolExecutor(int(jobs)) as pool:
         results = pool.map(lambda command: run(command, float(timeout_s)), commands)
         for program, (output, fault) in zip(programs, results, strict=True):
@@ -57,8 +57,9 @@ def main() -> int:
             if fault:
                 print(f"{program}: {fault}", flush=True)
                 failed.append(Path(program).name)
+                reports.append(f"{output}{program}: {fault}")
     if failed:
-        print(f"failed in lane {lane}: {' '.join(failed)}")
+        print(*reports, f"failed in lane {lane}: {' '.join(failed)}", sep="\n")
     print(f"{lane}: {len(programs) - len(failed)} passed, {len(failed)} failed")
     return bool(failed) or not programs
 
