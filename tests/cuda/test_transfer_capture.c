@@ -66,12 +66,13 @@ static void *make_unsafe_calls(void *arg)
 {
     const unsafe *u = arg;
     cudaStream_t stream;
-    static char memory[8192] __attribute__((aligned(4096))) = {1};
+    static char memory[4096] __attribute__((aligned(4096)));
+    memset(memory, 1, sizeof memory); /* pages that are pinned must be there */
     CHECK_INT(cudaSetDevice(0), cudaSuccess);
     set_mode(u->mode);
     CHECK_INT(cudaEventQuery(u->event), u->expected);
     CHECK_INT(cudaStreamSynchronize(u->other), u->expected);
-    CHECK_INT(cudaHostRegister(memory, 4096, cudaHostRegisterPortable), u->expected);
+    CHECK_INT(cudaHostRegister(memory, sizeof memory, cudaHostRegisterPortable), u->expected);
     if (u->expected == cudaSuccess) CHECK_INT(cudaHostUnregister(memory), cudaSuccess);
     CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), u->expected);
     if (u->expected == cudaSuccess) CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
