@@ -496,12 +496,16 @@ def open_plan(
 def prepare() -> None:
     """Compare torchvision's code before the first transform: a process that this one forks, or
     sends its forms to, then knows the result."""
-    versions = ("v1", "v2")[: 1 + (_MODULES[1] in sys.modules)]
-    names = {"Compose", *_READERS}.difference(() if _TIMM in sys.modules else _CONVERSIONS)
-    plans = (f"{version}.{name}" for version in versions for name in names)
-    if not originals.find_unknown(*plans):
-        is_fused()
+    _compare(_MODULES[1] in sys.modules, _TIMM in sys.modules)
     find_obstacle()  # notes the functions that nobody may replace
+
+
+@cache  # each fork asks, and to find the functions takes milliseconds
+def _compare(has_v2: bool, has_timm: bool) -> None:
+    versions = ("v1", "v2")[: 1 + has_v2]
+    names = {"Compose", *_READERS}.difference(() if has_timm else _CONVERSIONS)
+    if not originals.find_unknown(*(f"{each}.{name}" for each in versions for name in names)):
+        is_fused()
 
 
 def new_chain(is_tensor: bool, is_single: bool) -> Chain:

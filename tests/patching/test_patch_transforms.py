@@ -519,6 +519,34 @@ if __name__ == "__main__":
     assert done.stdout == "[0, 0, 0, 0] True\n", done.stdout + done.stderr
 
 
+def test_a_fork_compares_torchvision_once() -> None:
+    run_program(
+        """
+from torchvision_shim import torchvision_v2
+v2 = torchvision_v2()
+import fastloop, os
+from fastloop.adapters import originals
+fastloop.patch("transforms", verbose=False)
+asked, find_unknown = [], originals.find_unknown
+
+def noting(*plans):
+    asked.append(plans)
+    return find_unknown(*plans)
+
+def fork():
+    before = len(asked)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return len(asked) - before
+
+originals.find_unknown = noting
+assert [fork(), fork(), fork()] == [1, 0, 0]
+"""
+    )
+
+
 def test_it_waits_for_torchvision() -> None:
     run_program(
         """
