@@ -61,15 +61,16 @@ FL_FOR_EACH_ARITHMETIC void mix_vector(uint8_t *dst, const uint8_t *const from[4
     }
 }
 
-/* Mixes `count` pixels that follow each other. */
+/* Mixes `count` pixels that follow each other. The last vector may write to more of the `room`
+ * pixels, which are written again later. */
 FL_FOR_EACH_ARITHMETIC void mix_run(uint8_t *dst, const uint8_t *const from[4], const double *part,
-                                    int count, int64_t channels, bool is_cubic)
+                                    int count, int room, int64_t channels, bool is_cubic)
 {
     int i = 0;
-    for (; i + PIL_DOUBLES <= count; i += PIL_DOUBLES)
+    for (; i < count && i + PIL_DOUBLES <= room; i += PIL_DOUBLES)
         mix_vector(dst + i * channels, from, i * channels, part + i, channels, is_cubic);
+    if (i >= count) return;
     const size_t rest = (size_t)(count - i);
-    if (rest == 0) return;
     uint8_t bytes[4][4 * PIL_DOUBLES] = {{0}}, mixed[4 * PIL_DOUBLES];
     double parts[PIL_DOUBLES] = {0};
     for (int k = 0; k < 4; k++) memcpy(bytes[k], from[k] + i * channels, rest * (size_t)channels);
@@ -136,7 +137,9 @@ write_run(const pil_line *p, int i, const pil_image *from, int64_t row, int64_t 
     if (is_x) most = own < 1 ? i + 1 : (int)fl_min(most, fl_max(i + length - 2 - own, i + 1));
     for (int k = 0; k < 4; k++) v[k] = first + clamp_to(own + k - 1, length) * pitch;
     const int end = end_of_run(p, i, most, is_x);
-    mix_run(dst, v, p->part + i, end - i, channels, is_cubic);
+    /* The pixels behind a run may be read in these rows, but not behind the end of a row. */
+    const int room = is_x ? end - i : p->count - i;
+    mix_run(dst, v, p->part + i, end - i, room, channels, is_cubic);
     return end;
 }
 
