@@ -25,13 +25,17 @@ static struct {
 
 static fl_jpeg_codes codes;
 
-/* How many codes have 1, 2, ..., 16 bits, in three tables of each kind: a table of the standard;
- * one whose codes have the same length; one whose codes are mostly longer than FL_JPEG_LOOK. */
-static const uint8_t lengths[2][3][16] = {
-    {{0, 1, 5, 1, 1, 1, 1, 1, 1}, {0, 0, 0, 12}, {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 6}},
-    {{0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125},
-     {0, 0, 0, 0, 0, 0, 0, 162},
-     {0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 40, 40, 40, 20, 20}}};
+/* How many codes have 1, 2, ..., 16 bits, in four tables of each kind: a table of the standard; one
+ * whose codes have the same length; one whose codes are mostly longer than FL_JPEG_LOOK; one with a
+ * code of one bit. */
+static const uint8_t lengths[2][4][16] = {{{0, 1, 5, 1, 1, 1, 1, 1, 1},
+                                           {0, 0, 0, 12},
+                                           {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 6},
+                                           {1, 0, 0, 0, 11}},
+                                          {{0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125},
+                                           {0, 0, 0, 0, 0, 0, 0, 162},
+                                           {0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 40, 40, 40, 20, 20},
+                                           {1, 0, 0, 0, 0, 0, 0, 0, 0, 161}}};
 
 static void add_symbol(coder *c, int symbol) { c->symbols[c->count++] = (uint8_t)symbol; }
 
@@ -61,7 +65,7 @@ static void make_coder(coder *c, bool is_first, uint64_t *random)
         c->symbols[i] = c->symbols[other];
         c->symbols[other] = kept;
     }
-    set_codes(c, lengths[!is_first][random_below(random, 3)]);
+    set_codes(c, lengths[!is_first][random_below(random, 4)]);
 }
 
 static void put_symbol(const coder *c, int symbol)

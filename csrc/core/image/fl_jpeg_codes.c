@@ -7,16 +7,16 @@ enum { LOOK = FL_JPEG_LOOK, DHT = 0xC4, RST = 0xD0, SOS = 0xDA, DRI = 0xDD };
 
 /* An entry of a table: a code with its number; or two codes, if LOOK bits hold the first one with
  * its number and the second one. From bit 0 on: how many bits both codes and numbers have; from
- * SECOND on, how many the second number has; from FIRST on, how many the first code and number
- * have; from SIZE on, how many the first number has; from RUN on, how many coefficients before the
- * first number are 0; from PLACES on, how many places of a block both codes fill. */
-enum { SECOND = 6, FIRST = 10, SIZE = 15, RUN = 19, PLACES = 23 };
-enum { LENGTH = 63, FIRST_LENGTH = 31, SIZES = 15, RUNS = 15 };
+ * SIZE on, how many the last number has; from VALUE on, the first number of two; from RUN on, how
+ * many coefficients before the first number are 0; from PLACES on, how many places of a block both
+ * codes fill. */
+enum { SIZE = 6, VALUE = 10, RUN = 19, PLACES = 23 };
+enum { LENGTH = 63, SIZES = 15, VALUES = 511, RUNS = 15 };
 /* Places beyond a block. LAST: all coefficients that are left are 0. DAMAGED: no code has these
  * bits. */
 enum { LAST = 128, DAMAGED = 256 };
 enum { MOST_OF_FIRST = 11, MOST = 10 }; /* bits of a number */
-static const uint32_t damaged_entry = (uint32_t)DAMAGED << PLACES | 1 << FIRST | 1;
+static const uint32_t damaged_entry = (uint32_t)DAMAGED << PLACES | 1;
 
 /* Where coefficients are in a block; places beyond a block are the last one, which gets a 0 again.
  * By the bits of a number, the highest number and the lowest positive one. */
@@ -41,16 +41,37 @@ static uint32_t entry_of(uint8_t symbol, int32_t length, bool is_first)
     const uint32_t size = is_first ? symbol : symbol & 15, run = is_first ? 0 : symbol >> 4;
     if (size > (is_first ? MOST_OF_FIRST : MOST)) return damaged_entry;
     bool is_last = !is_first && size == 0 && run != 15;
-    const uint32_t bits = (uint32_t)length + size, where = size << SIZE | bits << FIRST | bits;
-    return where | (is_last ? LAST << PLACES : (run + 1) << PLACES | run << RUN);
+    const uint32_t bits = size << SIZE | ((uint32_t)length + size);
+    return bits | (is_last ? LAST << PLACES : (run + 1) << PLACES | run << RUN);
 }
 
 /* Returns what the entry of a code adds to the entry of the code before. */
 static uint32_t second_of(uint32_t entry)
 {
-    const uint32_t places = entry >> PLACES;
-    if (places == DAMAGED) return 0;
-    return places << PLACES | (entry >> SIZE & SIZES) << SECOND | (entry & LENGTH);
+    return entry >> PLACES == DAMAGED ? 0 : entry & ~((uint32_t)RUNS << RUN);
+}
+
+/* Returns the number that stands in the file as these bits, `size` of them. A number that begins
+ * with 0 is negative. */
+static inline uint32_t number_of(uint32_t bits, uint32_t size)
+{
+    const uint32_t highest = known.highest[size];
+    return bits - (highest & (uint32_t)((int32_t)(bits - known.lowest[size]) >> 31));
+}
+
+/* Writes the entries that begin with a code: for each number of the code, and for each second
+ * code. `rest` is how many bits of LOOK a second code may have. */
+static uint32_t *write_pairs(uint32_t *to, uint32_t entry, int32_t rest, const uint32_t *seconds)
+{
+    const uint32_t size = entry >> SIZE & SIZES, without = entry - (size << SIZE);
+    for (uint32_t bits = 0; bits < UINT32_C(1) << size; bits++) {
+        const uint32_t first = without | (number_of(bits, size) & VALUES) << VALUE;
+        for (int32_t k = 0; k < 1 << rest; k++) {
+            const uint32_t second = seconds[(1 << rest) + k];
+            *to++ = second != 0 ? first + second : entry;
+        }
+    }
+    return to;
 }
 
 static uint32_t *repeat(uint32_t *to, uint32_t entry, int64_t times)
@@ -82,11 +103,10 @@ static void write_entries(fl_jpeg_table *table, bool is_first, const uint32_t *s
         for (int32_t i = 0; i < table->count[length]; i++) {
             const uint32_t entry = entry_of(*symbol++, length, is_first);
             const int32_t rest = LOOK - (int32_t)(entry & LENGTH);
-            bool is_single = is_first || rest <= 0 || entry >> PLACES >= LAST;
+            /* With a rest of one bit the first number may have 9 bits and a sign. */
+            bool is_single = is_first || rest <= 1 || entry >> PLACES >= LAST;
             const uint32_t *end = to + (1 << (LOOK - length));
-            if (is_single) to = repeat(to, entry, end - to);
-            while (to < end)
-                for (int32_t k = 0; k < 1 << rest; k++) *to++ = entry + seconds[(1 << rest) + k];
+            to = is_single ? repeat(to, entry, end - to) : write_pairs(to, entry, rest, seconds);
         }
     (void)repeat(to, 0, table->entry + (1 << LOOK) - to);
 }
@@ -216,12 +236,12 @@ static inline void fill(fl_jpeg_bits *bits)
 
 /* ---- blocks */
 
-/* Returns the entry of a code that is longer than LOOK. */
+/* Returns the entry of a code alone. */
 static __attribute__((noinline)) uint32_t
 find_entry(const fl_jpeg_table *table, uint64_t next, bool is_first)
 {
     const uint32_t word = (uint32_t)(next >> 48);
-    int32_t length = LOOK + 1;
+    int32_t length = 1;
     while (word >= table->end[length]) length++;
     if (length > 16) return damaged_entry;
     const int32_t at = (int32_t)(word >> (16 - length)) + table->offset[length];
@@ -246,29 +266,19 @@ static inline void take_bits(fl_jpeg_bits *bits, uint32_t length)
 /* Returns the number of `size` bits at the end of the next `length` bits. */
 static inline uint32_t number_at(const fl_jpeg_bits *bits, uint32_t length, uint32_t size)
 {
-    const uint32_t highest = known.highest[size];
-    const uint32_t number = (uint32_t)(bits->next >> (-length & 63)) & highest;
-    /* A number that begins with 0 is negative. */
-    return number - (highest & (uint32_t)((int32_t)(number - known.lowest[size]) >> 31));
-}
-
-/* Writes the first number of an entry. `place` is where the entry's places begin. */
-static inline void
-write_first(const fl_jpeg_bits *bits, uint32_t entry, int16_t *block, uint64_t place)
-{
-    const uint32_t length = entry >> FIRST & FIRST_LENGTH, size = entry >> SIZE & SIZES;
-    block[known.places[place + (entry >> RUN & RUNS)]] = (int16_t)number_at(bits, length, size);
+    return number_of((uint32_t)(bits->next >> (-length & 63)) & known.highest[size], size);
 }
 
 /* Takes an entry, and writes its numbers if the block is wanted. */
 static inline void
 take_numbers(fl_jpeg_bits *bits, uint32_t entry, bool is_wanted, int16_t *block, uint64_t place)
 {
-    const uint32_t length = entry & LENGTH, size = entry >> SECOND & SIZES;
+    const uint32_t length = entry & LENGTH, size = entry >> SIZE & SIZES;
     if (is_wanted) {
-        /* Without a second number this writes a 0, in the first one's place or at the end. */
+        const int32_t first = (int32_t)(entry << (32 - RUN)) >> (32 - RUN + VALUE);
+        block[known.places[place + (entry >> RUN & RUNS)]] = (int16_t)first;
+        /* The number of a code alone replaces a 0; without a number this is a 0. */
         block[known.places[place + (entry >> PLACES) - 1]] = (int16_t)number_at(bits, length, size);
-        write_first(bits, entry, block, place);
     }
     take_bits(bits, entry);
 }
@@ -287,8 +297,8 @@ static inline uint32_t go_on(fl_jpeg_bits *bits, const fl_jpeg_table *table, boo
 }
 
 /* Takes the last entry of a block. Returns false if the codes are damaged. */
-static inline bool
-end_block(fl_jpeg_bits *bits, uint32_t entry, bool is_wanted, int16_t *block, uint64_t place)
+static inline bool end_block(fl_jpeg_bits *bits, const fl_jpeg_table *table, uint32_t entry,
+                             bool is_wanted, int16_t *block, uint64_t place)
 {
     const uint64_t next = place + (entry >> PLACES);
     bool is_end = next == 64 || (next >= LAST && next < LAST + 64);
@@ -298,8 +308,7 @@ end_block(fl_jpeg_bits *bits, uint32_t entry, bool is_wanted, int16_t *block, ui
     }
     /* The first code may end the block; then the second one belongs to another block. */
     if (place + (entry >> RUN & RUNS) != 63 || next >= DAMAGED) return false;
-    if (is_wanted) write_first(bits, entry, block, place);
-    take_bits(bits, entry >> FIRST & FIRST_LENGTH);
+    take_numbers(bits, find_entry(table, bits->next, false), is_wanted, block, place);
     return true;
 }
 
@@ -322,7 +331,7 @@ read_block(fl_jpeg_codes *codes, fl_jpeg_bits *bits, int32_t i, bool is_wanted, 
         fill(bits);
         entry = go_on(bits, table, is_wanted, block, &place);
     } while (entry == 0);
-    return end_block(bits, entry, is_wanted, block, place);
+    return end_block(bits, table, entry, is_wanted, block, place);
 }
 
 /* ---- units */
