@@ -358,11 +358,9 @@ static bool restart(fl_jpeg_codes *codes)
     return true;
 }
 
-bool fl_jpeg_codes_read(fl_jpeg_codes *codes, fl_jpeg_block *const *blocks)
+static inline __attribute__((always_inline)) bool
+read_unit(fl_jpeg_codes *codes, fl_jpeg_block *const *blocks)
 {
-    if (codes->interval > 0 && codes->until_restart == 0 && !restart(codes)) return false;
-    codes->until_restart--;
-    if (codes->limit - codes->bits.at < FL_JPEG_UNIT && !codes->is_last) fill_window(codes);
     fl_jpeg_bits bits = codes->bits;
     bool is_fine = true;
     if (blocks != NULL)
@@ -372,5 +370,29 @@ bool fl_jpeg_codes_read(fl_jpeg_codes *codes, fl_jpeg_block *const *blocks)
         for (int32_t i = 0; i < codes->blocks; i++)
             is_fine = is_fine && read_block(codes, &bits, i, false, NULL);
     codes->bits = bits;
+    return is_fine;
+}
+
+#if defined(__x86_64__)
+/* Does the same with shifts that leave flags alone. */
+static __attribute__((target("bmi2"), noinline)) bool
+read_unit_bmi2(fl_jpeg_codes *codes, fl_jpeg_block *const *blocks)
+{
+    return read_unit(codes, blocks);
+}
+#endif
+
+bool fl_jpeg_codes_read(fl_jpeg_codes *codes, fl_jpeg_block *const *blocks)
+{
+    if (codes->interval > 0 && codes->until_restart == 0 && !restart(codes)) return false;
+    codes->until_restart--;
+    if (codes->limit - codes->bits.at < FL_JPEG_UNIT && !codes->is_last) fill_window(codes);
+    bool is_fine;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("bmi2"))
+        is_fine = read_unit_bmi2(codes, blocks);
+    else
+#endif
+        is_fine = read_unit(codes, blocks);
     return is_fine && bits_left(codes) >= 0;
 }
