@@ -10,12 +10,13 @@ _Static_assert(sizeof(void *) != 8 || sizeof(fl_jpeg_state) == 632, "libjpeg's s
 _Static_assert(sizeof(void *) != 8 || offsetof(fl_jpeg_state, entropy) == 592, "as in libjpeg");
 
 enum {
-    BLOCK = 8,        /* edge of a block of samples */
-    BAND = 2 * BLOCK, /* most rows of a plane that are decoded at once */
-    MARGIN = 4,       /* columns beside a part; libjpeg's upsampling reads 2 of them */
-    LEAST = 64,       /* columns: libjpeg upsamples planes of 2 columns in another way */
-    HEAD = 8,         /* bytes of a frame's header, */
-    ENTRY = 3         /* and of each component */
+    BLOCK = 8,         /* edge of a block of samples */
+    BAND = 2 * BLOCK,  /* most rows of a plane that are decoded at once */
+    MARGIN = 4,        /* columns beside a part; libjpeg's upsampling reads 2 of them */
+    LEAST = 64,        /* columns: libjpeg upsamples planes of 2 columns in another way */
+    HEAD = 8,          /* bytes of a frame's header, */
+    ENTRY = 3,         /* and of each component */
+    MARKER_BLOCK = 256 /* bytes that are searched for markers at once */
 };
 
 /* Markers, with the names of the standard. Of APP there are 16, of RST 8. */
@@ -69,10 +70,19 @@ static const uint8_t *read_headers(fl_jpeg *out)
     return NULL;
 }
 
+/* Returns true if a 0xFF among MARKER_BLOCK bytes is not followed by 0. */
+static bool may_have_marker(const uint8_t *at)
+{
+    uint8_t found = 0;
+    for (int i = 0; i < MARKER_BLOCK; i++) found |= (uint8_t)((at[i] == 0xFF) & (at[i + 1] != 0));
+    return found != 0;
+}
+
 /* Returns true if no markers but restarts stand between the begin of the scan's data and the end of
  * the image. */
 static bool reaches_end(const uint8_t *at, const uint8_t *end)
 {
+    while (end - at > MARKER_BLOCK && !may_have_marker(at)) at += MARKER_BLOCK;
     while ((at = memchr(at, 0xFF, (size_t)(end - at))) != NULL && ++at < end) {
         if (*at == EOI) return true;
         if (*at != 0 && *at != 0xFF && (*at & 0xF8) != RST) return false;
