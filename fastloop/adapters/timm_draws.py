@@ -170,7 +170,7 @@ class Draws:
         refuse_if(not is_rand and kind is not module.AutoAugment, f"fastloop does not do {kind}")
         parts = [self._policy.ops] if is_rand else self._policy.policy
         layers = self._policy.num_layers if is_rand else max(map(len, parts))
-        refuse_if(layers > most, f"more than {most} operations of a policy")
+        refuse_if(not 0 <= layers <= most, f"more than {most} operations of a policy")
         self._ops = list({id(op): op for part in parts for op in part}.values())
         self._border = self._ops[0].kwargs["fillcolor"]
         for op in self._ops:
@@ -212,17 +212,19 @@ class Draws:
         image, steps, writes = _without_pixels((width, height)), list[Any](), list[Any]()
         drawn: list[Any] = [tuple(op.get_params(image, op.scale, op.ratio))]
         how = _choose(op.interpolation).value
-        drawn += [bool(torch.rand(1) < flip.p) for flip in self._flips]
+        for flip in self._flips:  # 0.5 is the same in all dtypes; a tensor takes thrice as long
+            rand = torch.rand(1)
+            drawn.append(rand.item() < 0.5 if flip.p == 0.5 else bool(rand < flip.p))
         chosen: Any = ()
         if type(policy).__name__ == "AutoAugment":
             chosen = random.choice(policy.policy)
         elif policy is not None:
             p, most, count = policy.choice_weights, len(policy.ops), policy.num_layers
-            if p is None:  # choice() then does the same in twice the time
-                at = np.random.randint(0, most, count)
+            if p is None:  # choice() then draws the same numbers in three times the time
+                at = [np.random.randint(0, most) for _ in range(count)]
             else:
-                at = np.random.choice(most, count, replace=False, p=p)
-            chosen = [policy.ops[each] for each in at.tolist()]
+                at = np.random.choice(most, count, replace=False, p=p).tolist()
+            chosen = [policy.ops[each] for each in at]
         for each in chosen:
             self._add(each, steps)
         for gate, parts in self._colors:

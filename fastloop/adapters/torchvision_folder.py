@@ -228,7 +228,7 @@ class FolderSamples:
             planes = find_asked()
             image: Any = None if planes is None else planes.read(path)
             if image is None:
-                is_whole = self._plan is None or (self._has_threads() and not self._draws_first)
+                is_whole = self._plan is None or (not self._draws_first and self._has_threads())
                 least = math.inf if is_whole else self._plan.least_for_part
                 image = _decode(path, decode, planes is None, least)
         except Exception:
