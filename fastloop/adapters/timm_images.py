@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fastloop._core import JpegImage
+from fastloop._core import JpegImage, usable_cpus
 from fastloop.adapters import originals
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters.timm_draws import Draws, get_states, set_states
@@ -27,7 +27,7 @@ from fastloop.data.columns import Columns, NotCoveredError, Request, below_subse
 
 _CHECKED = 3  # samples of a process
 _NO_END = "the transform does not end as those of create_transform() do"
-_GROUP = 8  # the random numbers of 8 samples are drawn, then these samples are made
+_GROUP = 8  # the random numbers of 8 samples or more are drawn, then these samples are made
 
 
 class _Work(threading.local):
@@ -39,6 +39,7 @@ class _Work(threading.local):
         started: futures of groups that threads make.
         has_failed: this thread has failed to make a sample.
         is_attempt: timm makes the batch if fastloop cannot.
+        group: how many samples wait at most.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class _Work(threading.local):
 
     def reset(self) -> None:
         self.waiting, self.started, self.has_failed = list[Any](), list[Any](), False
-        self.is_attempt = False
+        self.is_attempt, self.group = False, _GROUP
 
     def start(self, has_threads: bool) -> None:
         """Make the samples that wait, now or in a thread."""
@@ -185,6 +186,7 @@ class TimmSamples(TimmFolder):
         before = _all_states()
         # With a function of labels each sample that fails is made again alone.
         _work.is_attempt = self._inner.target_transform is None
+        _work.group = max(_GROUP, len(rows) // (2 * usable_cpus()))  # two groups for each thread
         try:
             made = super().__getitems__(rows)
             _work.start(self._has_threads())
@@ -216,7 +218,7 @@ class TimmSamples(TimmFolder):
             if self._inner.target_transform is None:
                 _work.waiting.append(partial(work, draw()))
                 # The memory of other images is used again.
-                if type(image) is not JpegImage or len(_work.waiting) == _GROUP:
+                if type(image) is not JpegImage or len(_work.waiting) >= _work.group:
                     _work.start(type(image) is JpegImage and self._has_threads())
                 return out, target
             before = _all_states()  # takes longer than the draws
