@@ -71,7 +71,8 @@ def _find_endless(code: types.CodeType) -> str:
         )
         if has_loop and (is_in_place or step.argval in ("append", "extend", "insert")):
             return "has a loop that changes something"
-        if step.opname == "IS_OP" and before.argrepr != "None":
+        is_none = before.argrepr == "None" and not step.is_jump_target
+        if step.opname == "IS_OP" and not is_none:
             return "asks whether two objects are one"
     return ""
 

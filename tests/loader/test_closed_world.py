@@ -133,6 +133,11 @@ class IsSame(Base):
         return self.x[i], 1 if i is self.y else 0
 
 
+class MayCompareWithNone(Base):
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], 1 if self.x is (self.y if len(self.x) > 1 else None) else 0
+
+
 class Tries(Base):
     def __getitem__(self, i: int) -> Any:
         try:
