@@ -10,14 +10,15 @@ _Static_assert(sizeof(void *) != 8 || sizeof(fl_jpeg_state) == 632, "libjpeg's s
 _Static_assert(sizeof(void *) != 8 || offsetof(fl_jpeg_state, entropy) == 592, "as in libjpeg");
 
 enum {
-    BLOCK = 8,         /* edge of a block of samples */
-    BAND = 2 * BLOCK,  /* most rows of a plane that are decoded at once */
-    MARGIN = 4,        /* columns beside a part; libjpeg's upsampling reads 2 of them */
-    LEAST = 64,        /* columns: libjpeg upsamples planes of 2 columns in another way */
-    HEAD = 8,          /* bytes of a frame's header, */
-    ENTRY = 3,         /* and of each component */
-    MARKER_BLOCK = 256 /* bytes that are searched for markers at once */
+    BLOCK = 8,        /* edge of a block of samples */
+    BAND = 2 * BLOCK, /* most rows of a plane that are decoded at once */
+    MARGIN = 4,       /* extra columns on each side of a part; libjpeg's upsampling reads 2 */
+    LEAST = 64,       /* columns: libjpeg upsamples planes of 2 columns in another way */
+    HEAD = 8,         /* bytes of a frame's header, */
+    ENTRY = 3         /* and of each component */
 };
+
+enum { MARKER_BLOCK = 256 }; /* bytes that are searched for markers at once */
 
 /* Markers, with the names of the standard. Of APP there are 16, of RST 8. */
 enum { SOF0 = 0xC0, SOF1, DHT = 0xC4, RST = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };

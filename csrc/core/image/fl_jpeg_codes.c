@@ -51,8 +51,7 @@ static uint32_t second_of(uint32_t entry)
     return entry >> PLACES == DAMAGED ? 0 : entry & ~((uint32_t)RUNS << RUN);
 }
 
-/* Returns the number that stands in the file as these bits, `size` of them. A number that begins
- * with 0 is negative. */
+/* Decodes a number from its `size` bits. If the first bit is 0, the number is negative. */
 static inline uint32_t number_of(uint32_t bits, uint32_t size)
 {
     const uint32_t highest = known.highest[size];

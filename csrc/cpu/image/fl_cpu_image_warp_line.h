@@ -61,8 +61,8 @@ FL_FOR_EACH_ARITHMETIC void mix_vector(uint8_t *dst, const uint8_t *const from[4
     }
 }
 
-/* Mixes `count` pixels that follow each other. The last vector may write to more of the `room`
- * pixels, which are written again later. */
+/* Mixes `count` pixels that follow each other. The last vector may go beyond them, but stays within
+ * `room` pixels: the caller writes the pixels beyond `count` later. */
 FL_FOR_EACH_ARITHMETIC void mix_run(uint8_t *dst, const uint8_t *const from[4], const double *part,
                                     int count, int room, int64_t channels, bool is_cubic)
 {
@@ -137,7 +137,8 @@ write_run(const pil_line *p, int i, const pil_image *from, int64_t row, int64_t 
     if (is_x) most = own < 1 ? i + 1 : (int)fl_min(most, fl_max(i + length - 2 - own, i + 1));
     for (int k = 0; k < 4; k++) v[k] = first + clamp_to(own + k - 1, length) * pitch;
     const int end = end_of_run(p, i, most, is_x);
-    /* The pixels behind a run may be read in these rows, but not behind the end of a row. */
+    /* Along a row, the source may end where the run ends. Along columns, the rows v also have all
+     * pixels after the run. */
     const int room = is_x ? end - i : p->count - i;
     mix_run(dst, v, p->part + i, end - i, room, channels, is_cubic);
     return end;

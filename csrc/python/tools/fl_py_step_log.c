@@ -88,9 +88,8 @@ typedef struct step_sums {
     long long wait, in_steps, other, measuring;
 } step_sums;
 
-/* Returns the row of a step with the events leave_fetch, enter_step, leave_update and enter_fetch,
- * and adds the step to the sums. step[0] is the first of these events, and step[-1] the event
- * before the step. */
+/* Returns the row of a step, and adds the step to the sums. step[0] to step[3] are the step's
+ * events: leave_fetch, enter_step, leave_update and enter_fetch. step[-1] is the event before. */
 static step_row make_row(const fl_py_event *step, step_sums *sums)
 {
     int64_t parts[IN_A_STEP];
